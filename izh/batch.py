@@ -1,0 +1,36 @@
+"""One step's tensors.
+
+Owns: Batch, the closed set of inputs a decoder can consume, plus paging.
+Must not know: sequences, requests, features. A Stage fills its own channel and nothing else.
+
+T = tokens in the step, S = sequences (chunks), P = position axes (1, or 3 for M-RoPE).
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Overrides:
+    """Embedding rows that replace the lookup: row `rows[i]` of the step gets `values[i]`."""
+
+    rows: Tensor  # [R] int64, positions in the flat token axis
+    values: Tensor  # [R, D]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Model inputs, then paging. All index tensors lie on the model's device."""
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [P, T] int64, rotary positions
+    rope_lens: Tensor  # [T] int64: the length each row's rotary frequencies are meant for, max(prompt, position + 1);
+    #                    read only by recipes whose frequencies depend on it (dynamic, longrope)
+    query_starts: Tensor  # [S + 1] int32: rows of sequence s are query_starts[s] .. query_starts[s+1]
+    context_lens: Tensor  # [S] int32: keys the last row of sequence s sees, itself included
+    block_table: Tensor  # [S, max blocks] int32, padded with 0
+    write_slots: Tensor  # [T] int64: block * block_size + offset; -1 = KV already there, do not write
+    max_query_len: int
+    overrides: Overrides | None = None
+    adapter_rows: Tensor | None = None  # [T] int64, adapter slot per token, -1 = base

@@ -1,0 +1,83 @@
+"""Options as users write them, grouped by concern.
+
+Owns: the frozen option groups, from which the command line is generated (`cli.py`). `None` means "choose for me".
+Must not know: torch, or how a choice is made: `engine/settings.py` resolves options once into `Settings`, and nothing
+is written afterwards.
+
+Every field carries its help line and, where only some values are allowed, its choices.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None, repeat: bool = False) -> Any:
+    """A dataclass field with a help line; `repeat` marks a tuple-valued option whose flag may be given many times."""
+    return field(default=default, metadata={"help": help, "choices": choices, "repeat": repeat})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, and how it is held in memory."""
+
+    model: str = option("demo", "'demo', a directory, a hub id, or a .gguf file")
+    revision: str | None = option(None, "hub revision (branch, tag or commit)")
+    served_model_name: str | None = option(None, "name in /v1/models; default: the last part of the path")
+    device: str | None = option(None, "where the model runs; default: cuda when present, else cpu", ("cpu", "cuda"))
+    dtype: str | None = option(
+        None, "weights and activations; default: fp32 on cpu, bf16 on cuda", ("fp32", "fp16", "bf16")
+    )
+    max_model_len: int | None = option(
+        None, "longest prompt plus answer, in tokens; default: the model's own, if it fits"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """The paged KV cache."""
+
+    kv_cache_gb: float | None = option(None, "GiB of memory for the KV cache; default: a share of what is free")
+    block_size: int = option(16, "tokens per KV block")
+    prefix_caching: bool = option(True, "reuse the KV of prompts that begin alike")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """What one step of the engine may hold."""
+
+    max_num_seqs: int = option(64, "sequences running at once")
+    max_num_batched_tokens: int = option(2048, "tokens computed in one step")
+    priority_step_s: float = option(
+        10.0, "seconds of waiting that one unit of request priority is worth; lower priority values run first"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOptions:
+    """Which implementation of each op, and how many cores."""
+
+    kernels: str | None = option(
+        None, "op implementation; default: numba on cpu, reference on cuda", ("reference", "numba")
+    )
+    num_threads: int | None = option(None, "CPU threads of the engine; default: the cores this process may use")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The HTTP face."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0 picks a free one")
+    api_key: str | None = option(None, "require 'Authorization: Bearer KEY'; default: the variable IZH_API_KEY, if set")
+    max_body_mb: float = option(32.0, "largest request body, in MiB")
+    max_concurrent_requests: int = option(512, "requests in flight before new ones are answered 429")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ModelOptions, CacheOptions, ScheduleOptions, KernelOptions):
+    """Everything an engine needs: what `LLM(...)` and `AsyncLLM(...)` take as keywords."""
+
+
+def option_fields(*groups: type) -> list[Any]:
+    """The dataclass fields of the groups, in order, each with `metadata['help']`."""
+    return [f for group in groups for f in fields(group)]

@@ -1,0 +1,45 @@
+"""The errors a user of izh can meet.
+
+Owns: one class per kind of failure, so that each border can map them once (the server: `server/errors.py`).
+Must not know: HTTP, torch, or who raises what.
+"""
+
+
+class IzhError(Exception):
+    """Anything izh raises on purpose."""
+
+
+class RequestError(IzhError, ValueError):
+    """The request asks for something that is malformed, impossible or not implemented.
+
+    `param` names the offending field as the caller spelled it, or is None when no single field is at fault.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class ContextLengthError(RequestError):
+    """Prompt and answer together do not fit the model's context or the KV cache."""
+
+
+class NotFoundError(RequestError):
+    """The request names a model (or another named thing) that is not served here."""
+
+
+class OverloadedError(IzhError):
+    """Too many requests are already waiting; the same request may succeed later."""
+
+
+class EngineDeadError(IzhError):
+    """The engine process died before this request was finished."""
+
+
+class ModelLoadError(IzhError):
+    """A checkpoint cannot be loaded; the message names the file, tensor or config field."""
+
+
+class OptionError(IzhError, ValueError):
+    """An option's value is impossible on this machine or for this model."""

@@ -1,0 +1,49 @@
+"""The table of ops a decoder is made of: each one's meaning and shapes.
+
+Owns: `Ops`, the set of callables that `select.py` fills for a device; the semantics written here are the definition,
+and `reference.py` is that definition in plain PyTorch.
+Must not know: models, sequences, devices.
+
+T = rows in the step, S = sequences, H = query heads, G = KV heads, D = head width, B = block size.
+KV pages of one layer: k_pages and v_pages, [num_blocks, G, B, D]; slot s lies at [s // B, :, s % B].
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One implementation of every op. Inputs are contiguous in their last dimension; rows may be strided views."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """rms_norm(x [..., N], weight [N], eps) -> [..., N].  y = x / sqrt(mean(x^2) + eps) * weight, statistics in
+    float32.  (A family whose weight is stored as w - 1 adds the 1 at load.)"""
+
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    """add_rms_norm(x [T, N], residual [T, N], weight [N], eps) -> (rms_norm(s), s) with s = x + residual.
+    May write s into `residual` and return that."""
+
+    rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """rope(q [T, H, D], k [T, G, D], cos [T, R/2], sin [T, R/2]) -> (q, k) rotated, R <= D the rotary width, split-half
+    layout: with x1 = x[..., :R/2], x2 = x[..., R/2:R], (x1 cos - x2 sin, x2 cos + x1 sin, rest unchanged).  May work in
+    place; q and k may be views into one fused projection."""
+
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    """write_kv(k [T, G, D], v [T, G, D], k_pages, v_pages, slots [T] int64): k_pages[slots[t]] = k[t], same for v; slot
+    -1 writes nothing.  Modifies the pages."""
+
+    paged_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, int | None], Tensor]
+    """paged_attention(q [T, H, D], k_pages, v_pages, query_starts [S+1] int32, context_lens [S] int32, block_table
+    [S, M] int32, scale, window) -> [T, H, D].  Row t of sequence s is at position
+    p = context_lens[s] - (query_starts[s+1] - t) and sees keys j with j <= p and, when window is not None,
+    j > p - window; key j lies in block block_table[s, j // B].  Query head h reads KV head h // (H / G).
+    softmax(scale * q k^T) v in float32."""
+
+    silu_mul: Callable[[Tensor], Tensor]
+    """silu_mul(x [T, 2N]) -> [T, N] = silu(x[:, :N]) * x[:, N:]."""
+
+    gelu_tanh_mul: Callable[[Tensor], Tensor]
+    """gelu_tanh_mul(x [T, 2N]) -> [T, N] = gelu_tanh(x[:, :N]) * x[:, N:]."""

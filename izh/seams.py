@@ -1,0 +1,68 @@
+"""The three narrow faces through which a feature touches the engine, and nowhere else.
+
+Owns: Gate (held by the scheduler), Stage and Head (held by the runner), Result.
+Must not know: any feature. `engine/build.py` alone decides which ones exist.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from izh.batch import Batch
+from izh.request import Finish, TokenLogprobs
+from izh.sequence import Chunk, Plan, Sequence
+
+
+class Gate(Protocol):
+    """A feature's word on admission and on what a cached block means. Host only: no tensors are computed here."""
+
+    def open(self, sequence: Sequence) -> None:
+        """Validate and annotate once, before the length check and before KV is reserved. May rewrite `token_ids`
+        (an image placeholder becomes many). Raises RequestError, holding nothing."""
+
+    def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
+        """Parts that make the cached block of this span distinct from one with the same tokens; () if none. Pure."""
+
+    def grant(self, chunk: Chunk) -> int:
+        """How many of the chunk's tokens may run now; 0 means wait. Pure."""
+
+    def take(self, chunk: Chunk) -> None:
+        """Commit what `grant` allowed: the chunk is in the plan."""
+
+    def close(self, sequence: Sequence) -> None:
+        """Return every hold. Called exactly once for each sequence that `open` accepted, however it ends."""
+
+
+class Stage(Protocol):
+    """A feature's part of the model inputs."""
+
+    def sync(self, plan: Plan) -> None:
+        """Load what the plan's arrivals need (weights into slots, rows onto the device)."""
+
+    def fill(self, plan: Plan, batch: Batch) -> None:
+        """Write this feature's channel of `batch` and nothing else."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a Head concludes for one sequence of the step."""
+
+    sequence: Sequence
+    token_ids: list[int] = field(default_factory=list)  # appended to the sequence
+    finish: Finish | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class Head(Protocol):
+    """A feature's use of the hidden rows."""
+
+    def rows(self, plan: Plan) -> list[int]:
+        """Indices into the step's flat token axis of the hidden rows wanted, in order; [] for none."""
+
+    def finish(self, plan: Plan, hidden: Tensor) -> list[Result]:
+        """Make results from `hidden` [len(rows), D], the rows that `rows(plan)` just named."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop any state kept for a sequence that has ended. Called once for each, also for those never run."""
