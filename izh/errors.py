@@ -43,3 +43,11 @@ class ModelLoadError(IzhError):
 
 class OptionError(IzhError, ValueError):
     """An option's value is impossible on this machine or for this model."""
+
+
+def error_of(kind: str | None, message: str, param: str | None) -> IzhError:
+    """The error that crossed the process queue as a `Finish`: `kind` is its class's name."""
+    for cls in (RequestError, ContextLengthError, NotFoundError):
+        if kind == cls.__name__:
+            return cls(message, param)
+    return IzhError(message)

@@ -1,0 +1,90 @@
+"""The engine process: `python -m izh.engine.process ADDRESS`.
+
+Owns: the loop that turns messages into requests and steps into messages.
+Must not know: text, HTTP, which features exist.
+Invariant: the process never outlives its frontend: its standard input is a pipe whose end means "go".
+"""
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+import zmq
+
+from izh.engine.build import Engine, build
+from izh.engine.messages import Abort, Add, Broken, Ready, ResetPrefixCache, Start, Stepped, decode_to_engine, encode
+from izh.errors import IzhError
+from izh.logs import configure_logging
+from izh.model.source import ModelSource
+
+log = logging.getLogger("izh.engine")
+
+IDLE_POLL_MS = 50  # how long to wait for a message when every live request is held back by a gate
+
+
+def main() -> None:
+    """Connect, build, serve until the frontend is gone."""
+    configure_logging()
+    threading.Thread(target=_leave_with_frontend, daemon=True).start()
+    socket = zmq.Context().socket(zmq.PAIR)
+    socket.connect(sys.argv[1])
+    start = decode_to_engine(socket.recv())
+    assert isinstance(start, Start), f"the first message must be Start, got {type(start).__name__}"
+    try:
+        engine = build(start.options, ModelSource(path=Path(start.path), name=start.name, kind=start.kind))
+    except IzhError as error:
+        socket.send(encode(Broken(error=str(error))))
+        socket.close()  # waits until the message is delivered
+        return
+    limits = engine.settings.limits
+    socket.send(
+        encode(
+            Ready(
+                max_model_len=engine.core.max_model_len,
+                vocab_size=engine.core.vocab_size,
+                num_kv_tokens=engine.settings.num_blocks * limits.block_size,
+            )
+        )
+    )
+    serve(engine, socket)
+
+
+def serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
+    """Step while there is work, wait for a message while there is none. Never returns."""
+    core = engine.core
+    idle = False
+    while True:
+        timeout_ms = (IDLE_POLL_MS if idle else 0) if core.has_work else None
+        while socket.poll(timeout_ms):
+            _receive(engine, socket.recv())
+            timeout_ms = 0
+        outputs = core.step()
+        stats = core.stats
+        idle = not outputs and stats.num_running == 0
+        if not idle:
+            socket.send(encode(Stepped(outputs=outputs, stats=stats)))
+
+
+def _receive(engine: Engine, frame: bytes) -> None:
+    match decode_to_engine(frame):
+        case Add(requests):
+            for request in requests:
+                engine.core.add(request)
+        case Abort(request_ids):
+            for request_id in request_ids:
+                engine.core.abort(request_id)
+        case ResetPrefixCache():
+            engine.core.reset_prefix_cache()
+        case message:
+            raise AssertionError(f"unexpected {type(message).__name__}")
+
+
+def _leave_with_frontend() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

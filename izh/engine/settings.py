@@ -1,0 +1,147 @@
+"""Options become settings, once.
+
+Owns: `resolve`, which makes every choice the user left open, in a commented order, and logs each; `Settings`.
+Must not know: features, processes. Called by `engine/build.py`; nothing is written afterwards.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from izh.config import EngineOptions
+from izh.errors import OptionError
+from izh.model.spec import ModelSpec
+from izh.schedule.scheduler import Limits
+
+log = logging.getLogger("izh.settings")
+
+GIB = 1024**3
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_CPU_KV_SHARE, _CPU_KV_MAX = 0.25, 4 * GIB  # of the memory left after the weights
+_GPU_KV_SHARE = 0.85  # the rest holds activations and the allocator's slack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the engine runs with. Units: bytes, tokens, blocks."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_threads: int
+    kernels: str | None
+    max_model_len: int
+    num_blocks: int
+    limits: Limits
+
+
+def resolve(options: EngineOptions, spec: ModelSpec) -> Settings:
+    """Choose everything that is None. Raises OptionError naming the option, its value and the limit."""
+    # 1. Where: everything else depends on it.
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: this machine, or this build of torch, has no CUDA device; use --device cpu")
+    # 2. Number format: half precision matmuls are hundreds of times slower on CPUs without units for them.
+    dtype = _DTYPES[options.dtype or ("fp32" if device.type == "cpu" else "bf16")]
+    # 3. Cores.
+    num_threads = options.num_threads or len(os.sched_getaffinity(0))
+    if num_threads < 1:
+        raise OptionError(f"--num-threads must be at least 1, got {num_threads}")
+    # 4. KV memory, from what the weights leave.
+    block_bytes = kv_block_bytes(spec, options.block_size, dtype)
+    kv_bytes = _kv_bytes(options, spec, device, dtype)
+    num_blocks = kv_bytes // block_bytes
+    # 5. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
+    max_model_len = _max_model_len(options, spec, num_blocks, block_bytes)
+    # 6. The step.
+    limits = _limits(options)
+    settings = Settings(
+        device=device,
+        dtype=dtype,
+        num_threads=num_threads,
+        kernels=options.kernels,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        limits=limits,
+    )
+    log.info("device %s, %s, %d threads", device, str(dtype).removeprefix("torch."), num_threads)
+    log.info(
+        "KV cache: %d blocks of %d tokens (%.2f GiB, %d tokens)",
+        num_blocks,
+        options.block_size,
+        num_blocks * block_bytes / GIB,
+        num_blocks * options.block_size,
+    )
+    log.info("context: %d tokens (model: %d)", max_model_len, spec.max_position_embeddings)
+    log.info("step: at most %d sequences, %d tokens", limits.max_num_seqs, limits.max_num_batched_tokens)
+    return settings
+
+
+def kv_block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers: keys and values."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * dtype.itemsize
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of the matrices (norms and biases are noise beside them)."""
+    query, key, value = spec.qkv_sizes
+    layer = spec.hidden_size * (2 * query + key + value + 3 * spec.intermediate_size)
+    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_word_embeddings else 2)
+    return (spec.num_layers * layer + embeddings) * dtype.itemsize
+
+
+def _kv_bytes(options: EngineOptions, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> int:
+    if options.kv_cache_gb is not None:
+        if options.kv_cache_gb <= 0:
+            raise OptionError(f"--kv-cache-gb must be above 0, got {options.kv_cache_gb:g}")
+        return int(options.kv_cache_gb * GIB)
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        return int((free - weight_bytes(spec, dtype)) * _GPU_KV_SHARE)
+    free = psutil.virtual_memory().available - weight_bytes(spec, dtype)
+    return int(min(max(free, 0) * _CPU_KV_SHARE, _CPU_KV_MAX))
+
+
+def _max_model_len(options: EngineOptions, spec: ModelSpec, num_blocks: int, block_bytes: int) -> int:
+    capacity = num_blocks * options.block_size
+    if capacity < 2:
+        raise OptionError(
+            f"no room for the KV cache: one block of {options.block_size} tokens takes {block_bytes} bytes; "
+            "free memory or raise --kv-cache-gb"
+        )
+    if options.max_model_len is None:
+        return min(spec.max_position_embeddings, capacity)
+    if options.max_model_len < 2:
+        raise OptionError(f"--max-model-len must be at least 2 (a prompt and an answer), got {options.max_model_len}")
+    if options.max_model_len > spec.max_position_embeddings:
+        raise OptionError(
+            f"--max-model-len {options.max_model_len} exceeds the model's {spec.max_position_embeddings} positions"
+        )
+    if options.max_model_len > capacity:
+        needed = -(-options.max_model_len // options.block_size) * block_bytes / GIB
+        raise OptionError(
+            f"--max-model-len {options.max_model_len} needs {needed:.2f} GiB of KV cache, which holds {capacity} "
+            f"tokens: raise --kv-cache-gb to {needed:.2f} or lower --max-model-len to {capacity}"
+        )
+    return options.max_model_len
+
+
+def _limits(options: EngineOptions) -> Limits:
+    if options.block_size < 1:
+        raise OptionError(f"--block-size must be at least 1, got {options.block_size}")
+    if options.max_num_seqs < 1:
+        raise OptionError(f"--max-num-seqs must be at least 1, got {options.max_num_seqs}")
+    if options.max_num_batched_tokens < options.max_num_seqs:
+        raise OptionError(
+            f"--max-num-batched-tokens {options.max_num_batched_tokens} is below --max-num-seqs "
+            f"{options.max_num_seqs}: each running sequence needs one token a step"
+        )
+    return Limits(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        block_size=options.block_size,
+        prefix_caching=options.prefix_caching,
+        priority_step_s=options.priority_step_s,
+    )

@@ -1,0 +1,149 @@
+"""The offline face: a list of prompts in, a list of answers out, the engine in this very process.
+
+Owns: LLM. Must not know: HTTP, processes.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from izh.config import EngineOptions
+from izh.engine.build import build
+from izh.errors import error_of
+from izh.model.source import resolve
+from izh.outputs import RequestOutput
+from izh.request import Request, SamplingParams
+from izh.text.output import OutputProcessor
+from izh.text.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+Messages = list[dict[str, Any]]
+
+
+class LLM:
+    """A model for batch work. Options are EngineOptions' fields, as keywords.
+
+    >>> llm = LLM("demo")
+    >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text
+    """
+
+    def __init__(self, model: str = "demo", *, quiet: bool = False, **options: Any) -> None:
+        self.options = EngineOptions(model=model, **options)
+        source = resolve(self.options.model, self.options.revision)
+        self.tokenizer = Tokenizer.load(source.path)
+        self._quiet = quiet
+        self._core = build(self.options, source, quiet=quiet).core
+        self._processor = OutputProcessor(self.tokenizer)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self._core.max_model_len
+
+    def generate(
+        self,
+        prompts: Prompt | list[str] | list[list[int]],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer every prompt (text or token ids), in order. `params` is one for all, or one each.
+
+        Raises RequestError for the first prompt that cannot be answered; nothing is left running then.
+        """
+        texts = _as_list(prompts)
+        all_params = params if isinstance(params, list) else [params or SamplingParams()] * len(texts)
+        if len(all_params) != len(texts):
+            raise ValueError(f"{len(texts)} prompts but {len(all_params)} params: give one, or one for each")
+        show = (not self._quiet) if progress is None else progress
+        done: dict[str, RequestOutput] = {}
+        order = [self._add(prompt, each) for prompt, each in zip(texts, all_params, strict=True)]
+        bar = Progress(
+            TextColumn("Generating"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[rate]}"),
+            console=Console(stderr=True),
+            disable=not show,
+        )
+        start, num_tokens = time.monotonic(), 0
+        with bar:
+            task = bar.add_task("", total=len(order), rate="")
+            for piece in self._run(order):
+                if piece.request_id in done:
+                    done[piece.request_id].add(piece)
+                else:
+                    done[piece.request_id] = piece
+                num_tokens += sum(len(output.token_ids) for output in piece.outputs)
+                rate = f"{num_tokens / (time.monotonic() - start):.0f} tokens/s"
+                bar.update(task, advance=1 if piece.finished else 0, rate=rate)
+        return [done[request_id] for request_id in order]
+
+    def chat(
+        self,
+        messages: Messages | list[Messages],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template. `template` goes to
+        `Tokenizer.chat` (add_generation_prompt, continue_final_message, tools, template_kwargs)."""
+        several = [messages] if messages and isinstance(messages[0], dict) else messages
+        return self.generate([self.tokenizer.chat(each, **template) for each in several], params, progress=progress)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request."""
+        yield from self._run([self._add(prompt, params or SamplingParams())])
+
+    def reset_prefix_cache(self) -> None:
+        """Make later requests reuse nothing computed so far."""
+        self._core.reset_prefix_cache()
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> str:
+        request_id = f"offline-{uuid.uuid4().hex}"
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self._processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
+        arrival_s = time.monotonic()
+        for choice in range(params.n):
+            self._core.add(
+                Request(
+                    id=f"{request_id}/{choice}",
+                    prompt_token_ids=token_ids,
+                    params=params,
+                    arrival_s=arrival_s,
+                    choice=choice,
+                )
+            )
+        return request_id
+
+    def _run(self, request_ids: list[str]) -> Iterator[RequestOutput]:
+        """Step until these requests are finished; abort what is left of them when stopped early."""
+        mine = set(request_ids)
+        try:
+            while mine:
+                processed = self._processor.process(self._core.step())
+                for engine_id in processed.abort:
+                    self._core.abort(engine_id)
+                for request_id, finish in processed.failed:
+                    if request_id in mine:
+                        raise error_of(finish.kind, finish.error or "unknown error", finish.param)
+                for piece in processed.ready:
+                    if piece.finished:
+                        mine.discard(piece.request_id)
+                    yield piece
+        finally:
+            for request_id in mine:
+                for engine_id in self._processor.abort(request_id):
+                    self._core.abort(engine_id)
+
+
+def _as_list(prompts: Prompt | list[str] | list[list[int]]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]  # a list of ints is one prompt
+    return list(prompts)  # type: ignore[arg-type]  # by now a list of prompts

@@ -1,0 +1,103 @@
+"""One step on the device: a Plan becomes a Batch, a forward pass, and Results.
+
+Owns: how a plan is laid out in tensors. Holds the model, its KV pages, and the features' stages and heads.
+Must not know: which features exist, what a request is for, scheduling.
+Invariant: `run` changes nothing but KV pages of the plan's own blocks and the state that heads keep for its sequences.
+"""
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+
+from izh.batch import Batch
+from izh.model.decoder import Decoder
+from izh.seams import Head, Result, Stage
+from izh.sequence import Chunk, Plan
+
+Pages = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def allocate_pages(model: Decoder, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
+    """Zeroed key and value pages of every layer, each [num_blocks, kv heads, block_size, head_dim]. On a CPU memory is
+    only touched when first written."""
+    shape = (num_blocks, model.spec.num_kv_heads, block_size, model.spec.head_dim)
+    return [
+        (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        for _ in range(model.spec.num_layers)
+    ]
+
+
+class Runner:
+    """Runs plans. `stages` fill the batch, `heads` read the hidden rows, both in the given order."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        pages: Pages,
+        block_size: int,
+        device: torch.device,
+        stages: Many[Stage],
+        heads: Many[Head],
+    ) -> None:
+        self._model = model
+        self._pages = pages
+        self._block_size = block_size
+        self._device = device
+        self._stages = stages
+        self._heads = heads
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> list[Result]:
+        """Compute the plan's chunks. Whatever this raises, the plan's sequences are lost but the runner is not."""
+        for stage in self._stages:
+            stage.sync(plan)
+        batch = assemble(plan.chunks, self._block_size, self._device)
+        for stage in self._stages:
+            stage.fill(plan, batch)
+        hidden = self._model(batch, self._pages)
+        results: list[Result] = []
+        for head in self._heads:
+            rows = head.rows(plan)
+            if rows:
+                results += head.finish(plan, hidden[torch.tensor(rows, device=self._device)])
+        return results
+
+
+def assemble(chunks: list[Chunk], block_size: int, device: torch.device) -> Batch:
+    """Lay the chunks end to end."""
+    counts = [chunk.count for chunk in chunks]
+    starts = np.zeros(len(chunks) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    num_rows = int(starts[-1])
+    token_ids = np.empty(num_rows, np.int64)
+    positions = np.empty(num_rows, np.int64)
+    rope_lens = np.empty(num_rows, np.int64)
+    slots = np.empty(num_rows, np.int64)
+    context_lens = np.empty(len(chunks), np.int32)
+    block_table = np.zeros((len(chunks), max(len(chunk.sequence.blocks) for chunk in chunks)), np.int32)
+    for index, chunk in enumerate(chunks):
+        sequence = chunk.sequence
+        rows = slice(starts[index], starts[index + 1])
+        block_table[index, : len(sequence.blocks)] = sequence.blocks
+        context_lens[index] = chunk.stop
+        token_ids[rows] = sequence.token_ids[chunk.start : chunk.stop]
+        place = np.arange(chunk.start, chunk.stop)
+        positions[rows] = place
+        rope_lens[rows] = np.maximum(sequence.num_prompt, place + 1)
+        slot = block_table[index, place // block_size] * block_size + place % block_size
+        slots[rows] = np.where(place < sequence.num_cached, -1, slot)
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Batch(
+        token_ids=on_device(token_ids),
+        positions=on_device(positions[None]),
+        rope_lens=on_device(rope_lens),
+        query_starts=on_device(starts),
+        context_lens=on_device(context_lens),
+        block_table=on_device(block_table),
+        write_slots=on_device(slots),
+        max_query_len=max(counts),
+    )
