@@ -1,0 +1,90 @@
+"""The decoder: one forward pass over a step's rows.
+
+Owns: Decoder, which covers every family whose differences a ModelSpec can say.
+Must not know: families, checkpoints, sequences, features, sampling.
+Invariant: row t of the output depends on the rows and KV of its own sequence only.
+
+Names of the projections, which features may replace in place: `layers.{i}.attention.qkv_proj`,
+`layers.{i}.attention.o_proj`, `layers.{i}.mlp.gate_up_proj`, `layers.{i}.mlp.down_proj`, `embed_tokens`, `lm_head`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from izh.batch import Batch
+from izh.kernels.ops import Ops
+from izh.model.layers import DecoderLayer, Linear, Pages, RMSNorm
+from izh.model.rope import Rotary
+from izh.model.spec import ModelSpec
+
+
+class Embedding(nn.Module):
+    """Token embedding; its weight starts out unset and may be shared with `lm_head`."""
+
+    def __init__(self, num_tokens: int, size: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_tokens, size, device=device, dtype=dtype))
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.weight)
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer. Parameters are unset until `weights.fill` has written them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        device = torch.device(device)
+        self.spec = spec
+        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, device, dtype)
+        self.layers = nn.ModuleList(DecoderLayer(spec, layer, ops, device, dtype) for layer in spec.layers)
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, ops, device, dtype)
+        self.lm_head = Linear(
+            spec.hidden_size,
+            spec.vocab_size,
+            bias=False,
+            device=torch.device("meta") if spec.tie_word_embeddings else device,
+            dtype=dtype,
+        )
+        if spec.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.rotary = [Rotary(rope, device) for rope in spec.ropes]
+        # The reference rounds the scale to the weights' dtype before multiplying (55.4256 is 55.5 in bfloat16).
+        self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
+        self.requires_grad_(False)
+
+    def forward(self, batch: Batch, pages: list[Pages]) -> Tensor:
+        """The step's rows after the final norm, [T, hidden_size].
+
+        `pages[i]` are layer i's k_pages and v_pages. Modifies the pages at `batch.write_slots`.
+        """
+        residual = self.embed(batch)
+        cos_sin = [rotary.cos_sin(batch.positions[0], batch.rope_lens) for rotary in self.rotary]
+        x: Tensor | None = None
+        for layer, layer_pages in zip(self.layers, pages, strict=True):
+            x, residual = layer(x, residual, batch, cos_sin, layer_pages)
+        assert x is not None
+        return self.norm.add(x, residual)[0]
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Input rows [T, hidden_size]: scaled token embeddings, with the batch's overrides put in as they are."""
+        rows = self.embed_tokens(batch.token_ids)
+        if self.embed_scale != 1.0:
+            rows = rows * self.embed_scale
+        if batch.overrides is not None:
+            rows = rows.index_copy(0, batch.overrides.rows, batch.overrides.values.to(rows.dtype))
+        return rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden_size] -> [N, vocab_size] float32."""
+        logits = self.lm_head(hidden).float()
+        if self.spec.logits_softcap is not None:
+            logits = torch.tanh(logits / self.spec.logits_softcap) * self.spec.logits_softcap
+        return logits

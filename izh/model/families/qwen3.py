@@ -1,0 +1,21 @@
+"""Qwen3: Llama with a norm on each query and key head, and a head width of its own."""
+
+from typing import Any
+
+from izh.model.families.family import Family, common_fields, layers_of, rope_of
+from izh.model.spec import ModelSpec
+
+
+def to_spec(config: Any, eos_token_ids: tuple[int, ...]) -> ModelSpec:
+    return ModelSpec(
+        **common_fields(config, config.hidden_act),
+        layers=layers_of(config, config.layer_types, config.sliding_window),
+        ropes=(rope_of(config, config.rope_parameters),),
+        eos_token_ids=eos_token_ids,
+        qkv_bias=config.attention_bias,
+        o_bias=config.attention_bias,
+        qk_norm=True,
+    )
+
+
+QWEN3 = Family(model_type="qwen3", to_spec=to_spec)

@@ -1,0 +1,135 @@
+"""The parts of a decoder layer.
+
+Owns: Linear, RMSNorm, Attention, MLP and DecoderLayer, all inference only; the numerics are `Ops`.
+Must not know: families, checkpoints, features. A feature may replace a projection by a module with the same call.
+Invariant: a layer reads the batch and writes its own KV pages, nothing else.
+
+T = rows in the step, D = hidden size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from izh.batch import Batch
+from izh.kernels.ops import Ops
+from izh.model.spec import LayerSpec, ModelSpec
+
+CosSin = tuple[Tensor, Tensor]
+Pages = tuple[Tensor, Tensor]
+
+
+class Linear(nn.Linear):
+    """nn.Linear whose parameters start out unset: loading writes all of them."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last axis."""
+
+    def __init__(self, size: int, eps: float, ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.eps = eps
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x, residual [T, D] -> (norm of the sum, the sum). May write the sum into `residual`."""
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over paged KV, with one fused projection for queries, keys and values."""
+
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.ops = ops
+        self.window = layer.window
+        self.head_dim = spec.head_dim
+        self.sizes = spec.qkv_sizes
+        self.scale = spec.attention_scale
+        self.qkv_proj = Linear(spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias, device=device, dtype=dtype)
+        self.o_proj = Linear(self.sizes[0], spec.hidden_size, bias=spec.o_bias, device=device, dtype=dtype)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, ops, device, dtype)
+            self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, ops, device, dtype)
+
+    def forward(self, x: Tensor, batch: Batch, cos_sin: CosSin | None, pages: Pages) -> Tensor:
+        """x [T, D] -> [T, D]; writes the rows' keys and values into `pages`."""
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.sizes, dim=-1))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if cos_sin is not None:
+            q, k = self.ops.rope(q, k, *cos_sin)
+        self.ops.write_kv(k, v, *pages, batch.write_slots)
+        out = self.ops.paged_attention(
+            q,
+            *pages,
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_table,
+            self.scale,
+            self.window,
+        )
+        return self.o_proj(out.flatten(1))
+
+
+class MLP(nn.Module):
+    """Gated MLP with gate and up in one projection."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        width, bias = spec.intermediate_size, spec.mlp_bias
+        self.activation = {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}[spec.activation]
+        self.gate_up_proj = Linear(spec.hidden_size, 2 * width, bias=bias, device=device, dtype=dtype)
+        self.down_proj = Linear(width, spec.hidden_size, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP around a running residual.
+
+    x is what the previous layer still has to add to the residual (None before the first layer), so that each addition
+    is fused with the norm after it:
+
+        residual += x;  x = attention(input_norm(residual))     [then post_attention_norm, if sandwich_norms]
+        residual += x;  x = mlp(mlp_norm(residual))              [then post_mlp_norm, if sandwich_norms]
+    """
+
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.rope = layer.rope
+        self.attention = Attention(spec, layer, ops, device, dtype)
+        self.mlp = MLP(spec, ops, device, dtype)
+        self.input_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, ops, device, dtype)
+        self.mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, ops, device, dtype)
+        self.post_attention_norm: RMSNorm | None = None
+        self.post_mlp_norm: RMSNorm | None = None
+        if spec.sandwich_norms:
+            self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, ops, device, dtype)
+            self.post_mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, ops, device, dtype)
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, batch: Batch, rotary: list[CosSin], pages: Pages
+    ) -> tuple[Tensor, Tensor]:
+        """x, residual [T, D] -> (what is still to be added, residual). `rotary` has cos and sin of each recipe."""
+        if x is None:
+            x = self.input_norm(residual)
+        else:
+            x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, batch, None if self.rope is None else rotary[self.rope], pages)
+        if self.post_attention_norm is not None:
+            x = self.post_attention_norm(x)
+        x, residual = self.mlp_norm.add(x, residual)
+        x = self.mlp(x)
+        if self.post_mlp_norm is not None:
+            x = self.post_mlp_norm(x)
+        return x, residual
