@@ -161,6 +161,11 @@ class AsyncLLM:
                 _detach(core.send(Abort(request_ids=live)))
             self._observe_end(stream, len(token_ids))
 
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process's id, None while there is none."""
+        return self._core.pid if self._core is not None else None
+
     async def reset_prefix_cache(self) -> None:
         """Make later requests reuse nothing computed so far."""
         if self._core is not None:

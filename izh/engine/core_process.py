@@ -28,6 +28,10 @@ class CoreProcess:
         self._folder = folder
         self._exit = asyncio.ensure_future(process.wait())
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     @classmethod
     async def launch(cls, start: Start) -> tuple["CoreProcess", Ready]:
         """Start the process and wait until it is built. Raises ModelLoadError with the engine's own words when it

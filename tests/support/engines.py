@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from izh.kernels.select import select
-from izh.model.source import ModelSource
 
 from izh.config import EngineOptions
 from izh.engine.build import compose
@@ -11,6 +10,7 @@ from izh.engine.core import EngineCore
 from izh.engine.settings import Settings, resolve
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
+from izh.model.source import ModelSource
 from izh.request import Output, Request, SamplingParams
 
 

@@ -1,0 +1,154 @@
+"""The asynchronous face over a real engine process with a tiny model: streams, aborts, death and return."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+import pytest_asyncio
+import tiny
+
+from izh.engine.async_llm import AsyncLLM
+from izh.errors import ContextLengthError, EngineDeadError, ModelLoadError, RequestError
+from izh.outputs import RequestOutput
+from izh.request import SamplingParams
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny.save_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm(checkpoint):
+    llm = AsyncLLM(model=str(checkpoint), kv_cache_gb=0.01, num_threads=1)
+    await llm.start()
+    yield llm
+    await llm.shutdown()
+
+
+async def collect(stream):
+    whole = None
+    async for item in stream:
+        if whole is None:
+            whole = item
+        else:
+            whole.add(item)
+    return whole
+
+
+async def until(condition, timeout_s=30.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def gauge(llm, name):
+    line = next(line for line in llm.metrics.render().decode().splitlines() if line.startswith(f"izh:{name}"))
+    return float(line.rpartition(" ")[2])
+
+
+async def test_a_stream_adds_up_and_repeats(llm):
+    first = await collect(llm.generate("the quick", GREEDY))
+    assert isinstance(first, RequestOutput)
+    assert first.finished
+    assert len(first.outputs[0].token_ids) == 12
+    assert first.outputs[0].finish_reason == "length"
+    assert first.prompt_token_ids == llm.tokenizer.encode("the quick")
+    again = await collect(llm.generate(first.prompt_token_ids, GREEDY))
+    assert again.outputs[0].text == first.outputs[0].text
+
+
+async def test_many_at_once_answer_as_alone(llm):
+    prompts = [f"hello {i} world" for i in range(20)]
+    together = await asyncio.gather(*(collect(llm.generate(p, GREEDY)) for p in prompts))
+    for prompt, output in zip(prompts, together, strict=True):
+        alone = await collect(llm.generate(prompt, GREEDY))
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+async def test_choices_come_back_under_one_request(llm):
+    params = SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=8, ignore_eos=True)
+    output = await collect(llm.generate("the lazy dog", params))
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    assert len({tuple(choice.token_ids) for choice in output.outputs}) > 1
+
+
+async def test_a_stop_string_ends_the_request_in_the_engine_too(llm):
+    whole = await collect(llm.generate("the quick", GREEDY))
+    text = whole.outputs[0].text
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, stop=text[4:7])
+    output = await collect(llm.generate("the quick", params))
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].stop_reason == text[4:7]
+    assert output.outputs[0].text == text[: text.index(text[4:7])]
+    await collect(llm.generate("hello", GREEDY))
+    await until(lambda: gauge(llm, "num_requests_running") == 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error"),
+    [
+        ([], GREEDY, RequestError),
+        ([10**6], GREEDY, RequestError),
+        (list(range(3, 303)), GREEDY, ContextLengthError),
+        ("x", SamplingParams(max_tokens=256), ContextLengthError),
+        ("x", SamplingParams(stop_token_ids=(10**6,)), RequestError),
+    ],
+)
+async def test_bad_requests_raise_before_the_first_item(llm, prompt, params, error):
+    with pytest.raises(error):
+        await anext(llm.generate(prompt, params))
+
+
+async def test_closing_a_stream_frees_the_engine(llm):
+    stream = llm.generate("the quick brown", SamplingParams(max_tokens=200, ignore_eos=True))
+    await anext(stream)
+    await stream.aclose()
+    await collect(llm.generate("hello", GREEDY))
+    await until(lambda: gauge(llm, "kv_cache_usage_perc") == 0.0)
+
+
+async def test_cancelling_the_reader_frees_the_engine(llm):
+    task = asyncio.create_task(
+        collect(llm.generate("the quick brown", SamplingParams(n=4, max_tokens=200, ignore_eos=True)))
+    )
+    await until(lambda: gauge(llm, "num_requests_running") > 0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await collect(llm.generate("hello", GREEDY))
+    await until(lambda: gauge(llm, "kv_cache_usage_perc") == 0.0)
+
+
+async def test_when_the_engine_dies_live_requests_fail_and_a_new_engine_serves(llm):
+    before = await collect(llm.generate("the quick", GREEDY))
+    stream = llm.generate("the quick brown", SamplingParams(max_tokens=230, ignore_eos=True))
+    await anext(stream)
+    os.kill(llm.engine_pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="died"):
+        async for _ in stream:
+            pass
+    assert llm.state == "dead"
+    with pytest.raises(EngineDeadError, match="not ready"):
+        await anext(llm.generate("hello", GREEDY))
+    await until(lambda: llm.state == "ready")
+    after = await collect(llm.generate("the quick", GREEDY))
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(tmp_path):
+    llm = AsyncLLM(model=str(tmp_path / "nothing"))
+    with pytest.raises(ModelLoadError, match="nothing"):
+        await llm.start()
+
+
+async def test_an_option_that_cannot_be_met_says_why(checkpoint):
+    llm = AsyncLLM(model=str(checkpoint), max_model_len=100_000)
+    with pytest.raises(ModelLoadError, match=r"--max-model-len 100000 exceeds the model's 256 positions"):
+        await llm.start()
