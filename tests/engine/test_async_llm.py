@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import pytest_asyncio
-import tiny
+import tiny_checkpoint
 
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import ContextLengthError, EngineDeadError, ModelLoadError, RequestError
@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return tiny.save_llama(tmp_path_factory.mktemp("tiny"))
+    return tiny_checkpoint.save_llama(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
