@@ -21,7 +21,7 @@ class ModelOptions:
     """Which model, and how it is held in memory."""
 
     model: str = option("demo", "'demo', a directory, a hub id, or a .gguf file")
-    revision: str | None = option(None, "hub revision (branch, tag or commit)")
+    revision: str | None = option(None, "hub revision (branch, tag or commit); default: the main branch")
     served_model_name: str | None = option(None, "name in /v1/models; default: the last part of the path")
     device: str | None = option(None, "where the model runs; default: cuda when present, else cpu", ("cpu", "cuda"))
     dtype: str | None = option(

@@ -1,0 +1,85 @@
+"""What each command does: options in, one call to the part that does it.
+
+Owns: nothing but these hand-overs. Every import of weight stays inside its function, so that the command line itself
+answers at once. Each function returns the exit status.
+"""
+
+import argparse
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING
+
+from izh import __version__
+from izh.cli.flags import take
+from izh.cli.options import AnswerOptions, ThroughputOptions
+from izh.config import EngineOptions, ServerOptions
+
+if TYPE_CHECKING:
+    from izh.llm import LLM
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve over HTTP until told to stop."""
+    from izh.engine.async_llm import AsyncLLM
+    from izh.server.app import Server
+
+    Server(AsyncLLM(take(EngineOptions, arguments)), take(ServerOptions, arguments)).run()
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer one prompt."""
+    from izh.cli.terminal import answer_once
+
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    return answer_once(_load(arguments), prompt, take(AnswerOptions, arguments), raw=arguments.raw)
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Talk in the terminal."""
+    from izh.cli.terminal import Conversation, talk
+
+    return talk(Conversation(_load(arguments), take(AnswerOptions, arguments)))
+
+
+def features(arguments: argparse.Namespace) -> int:
+    """Show what the engine does."""
+    from izh.cli.features import tour
+
+    return tour(_load(arguments))
+
+
+def bench_throughput(arguments: argparse.Namespace) -> int:
+    """Measure prefill and decode rates."""
+    from izh.bench.throughput import report
+
+    return report(take(EngineOptions, arguments), take(ThroughputOptions, arguments))
+
+
+def fetch(arguments: argparse.Namespace) -> int:
+    """Download or convert a model, and say where it lies."""
+    from izh.model.source import resolve
+
+    print(resolve(arguments.model, arguments.revision).path)
+    return 0
+
+
+def version(_arguments: argparse.Namespace) -> int:
+    """Print versions, for bug reports."""
+    print(f"izh {__version__} (Python {platform.python_version()}, {platform.machine()}, {platform.system()})")
+    for package in ("torch", "transformers", "numba"):
+        try:
+            print(f"{package} {version_of(package)}")
+        except PackageNotFoundError:
+            print(f"{package} is not installed")
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> "LLM":
+    from dataclasses import asdict
+
+    from izh.llm import LLM
+
+    return LLM(**asdict(take(EngineOptions, arguments)), quiet=not sys.stderr.isatty())
