@@ -5,7 +5,7 @@ Owns: LLM. Must not know: HTTP, processes.
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -97,7 +97,7 @@ class LLM:
         several = [messages] if messages and isinstance(messages[0], dict) else messages
         return self.generate([self.tokenizer.chat(each, **template) for each in several], params, progress=progress)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request."""
         yield from self._run([self._add(prompt, params or SamplingParams())])
 

@@ -1,7 +1,7 @@
-"""Options of commands that are no engine or server options.
+"""Options of terminal commands that are no engine options.
 
-Owns: AnswerOptions (`run`, `chat`), ThroughputOptions (`bench throughput`).
-Must not know: argparse, or how they are used. Written as the groups of `izh/config.py` are.
+Owns: AnswerOptions (`run`, `chat`). Must not know: argparse, or how they are used. Written as the groups of
+`izh/config.py` are.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,3 @@ class AnswerOptions:
     top_k: int = option(0, "sample from this many likeliest tokens; 0 is all")
     seed: int | None = option(None, "draw the same answer every time; default: a new one each time")
     stop: tuple[str, ...] = option((), "end the answer at this text; may be given many times", repeat=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThroughputOptions:
-    """What is measured."""
-
-    batch: tuple[int, ...] = option((1, 8, 32), "requests at once; may be given many times", repeat=True)
-    prompt_tokens: int = option(128, "tokens in each prompt")
-    output_tokens: int = option(64, "decode steps timed after the first token")
-    repeats: int = option(3, "timed repeats of each engine, interleaved; the median is reported")
-    peer: bool = option(True, "measure transformers' generate beside izh")
-    json: str | None = option(None, "also write the figures, machine and date to this file; default: no file")

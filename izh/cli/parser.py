@@ -9,9 +9,10 @@ import difflib
 from collections.abc import Callable, Sequence
 
 from izh import __version__
+from izh.bench.options import ThroughputOptions
 from izh.cli import commands
 from izh.cli.flags import add_flags
-from izh.cli.options import AnswerOptions, ThroughputOptions
+from izh.cli.options import AnswerOptions
 from izh.config import EngineOptions, ServerOptions
 
 Command = Callable[[argparse.Namespace], int]
@@ -76,9 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")
-    fetch.add_argument(
-        "--revision", metavar="TEXT", help="hub branch, tag or commit; default: the main branch"
-    )
+    fetch.add_argument("--revision", metavar="TEXT", help="hub branch, tag or commit; default: the main branch")
 
     _add(tree, "version", "", commands.version, "versions of izh and of what it stands on")
     return parser

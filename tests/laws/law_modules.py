@@ -54,7 +54,8 @@ def _imports(node: ast.AST, known: frozenset[str], is_run_time: bool) -> list[Im
     if isinstance(node, ast.Import):
         found += [Import(alias.name, node.lineno, is_run_time) for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
-        assert node.module and not node.level, f"line {node.lineno}: relative imports hide the layer"
+        assert node.level == 0, f"line {node.lineno}: relative imports hide the layer"
+        assert node.module is not None
         submodules = {f"{node.module}.{alias.name}" for alias in node.names} & known
         found += [Import(target, node.lineno, is_run_time) for target in sorted(submodules | {node.module})]
     elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
+import izh.bench.options
 import izh.cli.options
 import izh.config
 from izh.cli.flags import flag_of, groups_of
@@ -13,7 +14,7 @@ from izh.cli.parser import build_parser
 
 GROUPS = [
     cls
-    for module in (izh.config, izh.cli.options)
+    for module in (izh.config, izh.cli.options, izh.bench.options)
     for _, cls in inspect.getmembers(module, is_dataclass)
     if isinstance(cls, type) and cls.__module__ == module.__name__
 ]
@@ -69,7 +70,7 @@ def test_each_option_has_a_flag_somewhere(group: type) -> None:
         ("izh run", izh.config.EngineOptions),
         ("izh run", izh.cli.options.AnswerOptions),
         ("izh chat", izh.config.EngineOptions),
-        ("izh bench throughput", izh.cli.options.ThroughputOptions),
+        ("izh bench throughput", izh.bench.options.ThroughputOptions),
     ],
 )
 def test_a_command_takes_all_of_its_options(command: str, cls: type) -> None:
