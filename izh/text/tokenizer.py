@@ -68,8 +68,8 @@ class Tokenizer:
         """Token ids of `text`, never truncated. Raises RequestError for text that is no valid Unicode."""
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:  # a lone surrogate, which JSON can spell
-            raise RequestError(f"the text is not valid Unicode: {error}") from error
+        except TypeError as error:  # the library's word for a lone surrogate, which JSON can spell
+            raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`: exactly what an incremental detokenizer gives for them.
