@@ -47,7 +47,7 @@ class Family:
 
     model_type: str
     to_spec: Callable[[Any, tuple[int, ...]], ModelSpec]
-    modules: ModuleTable = LLAMA_MODULES
+    modules: ModuleTable
     prefixes: tuple[str, ...] = ("model.",)
     other_parts: tuple[str, ...] = ()
 

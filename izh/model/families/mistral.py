@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from izh.model.families.family import Family, common_fields, layers_of, rope_of
+from izh.model.families.family import LLAMA_MODULES, Family, common_fields, layers_of, rope_of
 from izh.model.spec import ModelSpec
 
 
@@ -16,4 +16,4 @@ def to_spec(config: Any, eos_token_ids: tuple[int, ...]) -> ModelSpec:
     )
 
 
-MISTRAL = Family(model_type="mistral", to_spec=to_spec)
+MISTRAL = Family(model_type="mistral", to_spec=to_spec, modules=LLAMA_MODULES)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from izh.model.families.family import Family, common_fields, layers_of, rope_of
+from izh.model.families.family import LLAMA_MODULES, Family, common_fields, layers_of, rope_of
 from izh.model.spec import ModelSpec
 
 
@@ -18,4 +18,4 @@ def to_spec(config: Any, eos_token_ids: tuple[int, ...]) -> ModelSpec:
     )
 
 
-QWEN3 = Family(model_type="qwen3", to_spec=to_spec)
+QWEN3 = Family(model_type="qwen3", to_spec=to_spec, modules=LLAMA_MODULES)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from izh.model.families.family import Family, common_fields, layers_of, rope_of
+from izh.model.families.family import LLAMA_MODULES, Family, common_fields, layers_of, rope_of
 from izh.model.spec import ModelSpec
 
 
@@ -26,4 +26,4 @@ def to_spec(config: Any, eos_token_ids: tuple[int, ...]) -> ModelSpec:
     )
 
 
-SMOLLM3 = Family(model_type="smollm3", to_spec=to_spec)
+SMOLLM3 = Family(model_type="smollm3", to_spec=to_spec, modules=LLAMA_MODULES)
