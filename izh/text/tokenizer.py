@@ -2,8 +2,8 @@
 
 Owns: Tokenizer: load, encode, decode, chat, and what single tokens look like.
 Must not know: torch, requests, HTTP. `transformers` is imported only when a tokenizer is loaded.
-Invariant: safe to call from several threads: after `load`, nothing here changes any state (truncation and padding are
-switched off once, and the methods of `transformers` that switch them on and off are never called).
+Invariant: safe to call from several threads: after `load` nothing changes but the table of pieces, which only grows
+(truncation and padding are switched off once; the methods of `transformers` that switch them are never called).
 """
 
 import inspect

@@ -174,3 +174,15 @@ def test_the_window_lets_replacement_characters_out_after_a_while(backends: dict
     out = [stream.push([i]) for i in ids]
     assert "".join(out) != ""
     assert "".join(out) + stream.flush() == backend.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama"])
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+def test_a_character_begun_in_the_prompt_belongs_to_the_answer(
+    backends: dict[str, Backend], name: str, num_bytes: int
+) -> None:
+    pieces = Pieces(backends[name])
+    of_byte = {pieces[i]: i for i in range(backends[name].get_vocab_size()) if isinstance(pieces[i], bytes)}
+    token_ids = [of_byte[bytes([byte])] for byte in "a🦊".encode()]
+    stream = detokenizer(pieces, token_ids[: 1 + num_bytes])
+    assert stream.push(token_ids[1 + num_bytes :]) + stream.flush() == "🦊"

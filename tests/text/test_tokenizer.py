@@ -8,11 +8,11 @@ from pathlib import Path
 import gguf
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from izh.errors import ModelLoadError, RequestError
-from izh.text.pieces import joining
+from izh.text.pieces import Joining, joining
 from izh.text.tokenizer import Tokenizer
 
 TEXTS = ["the quick fox", " leading space", "日本語 😀 naïve", "<|im_start|>user\nhi<|im_end|>", "", "\x00\t\n"]
@@ -84,6 +84,22 @@ def test_pieces_of_sentence_piece_tokens(bare_tokenizer: Tokenizer, backends: di
 def test_decode_keeps_the_characters_before_a_cut_one(bare_tokenizer: Tokenizer, backends: dict[str, Backend]) -> None:
     token_ids = [backends["llama"].token_to_id(f"<0x{byte:02X}>") for byte in "မြ".encode()[:-1]]
     assert bare_tokenizer.decode(token_ids) == "မ\ufffd\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("byte_level", Joining(kind="bytes")),
+        ("llama", Joining(kind="spaces", byte_fallback=True, strip=1)),
+        ("gemma", Joining(kind="spaces", byte_fallback=True)),
+        ("metaspace", Joining(kind="spaces", bare_first=True)),
+        ("metaspace_never", Joining(kind="spaces")),
+        ("metaspace_bytes", Joining(kind="spaces", byte_fallback=True, bare_first=True)),
+        ("no_decoder", Joining(kind="other")),
+    ],
+)
+def test_known_decoders_are_recognised(backends: dict[str, Backend], name: str, expected: Joining) -> None:
+    assert joining(backends[name].decoder) == expected
 
 
 @pytest.mark.parametrize(
@@ -215,8 +231,3 @@ def test_a_gguf_file_carries_its_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == tokens.index("<|end|>")
     chat = tokenizer.chat([{"role": "user", "content": "the"}])
     assert chat == [tokens.index("the"), tokens.index("<|end|>")]
-
-
-def test_loading_keeps_models_other_than_bpe(backends: dict[str, Backend]) -> None:
-    assert isinstance(backends["llama"].model, models.Unigram)
-    assert joining(backends["llama"].decoder).strip == 1
