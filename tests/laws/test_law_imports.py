@@ -1,11 +1,14 @@
 """Imports go downward only, features never meet, and what must stay free of torch is free of it."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from law_modules import Module, modules, read
+from law_modules import ROOT, Module, modules, read
 
 # From the bottom up. A rung may import the rungs below it; within a rung, only the modules of one part see each other.
 # A part is a module at the top of the package, or a package with all that it holds.
@@ -161,3 +164,25 @@ def test_the_torch_law_bites() -> None:
     known["izh.cache.a"] = a
     assert torch_path("izh.cache.a", known, set()) == ["izh.cache.a", "izh.cache.b", "torch.nn"]
     assert torch_path("izh.cache.c", known, set()) is None
+
+
+def test_every_library_is_declared() -> None:
+    """What the package imports, pip installs. (FastAPI is made of Starlette and Pydantic, numba of llvmlite, and each
+    pins the versions it works with.)"""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {_normal(re.split(r"[^\w.-]", line)[0]) for line in project["dependencies"]}
+    handed_on = {"starlette", "pydantic", "llvmlite"}
+    distributions = packages_distributions()
+    missing = {
+        f"{module.name}:{each.line} imports {each.target}"
+        for module in modules().values()
+        for each in module.imports
+        if (top := each.target.split(".")[0]) not in sys.stdlib_module_names | {"izh"} | handed_on
+        and not declared & {_normal(name) for name in distributions.get(top, [top])}
+    }
+    assert missing == set()
+
+
+def _normal(name: str) -> str:
+    """A distribution's name as PyPI compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
