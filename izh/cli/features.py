@@ -24,7 +24,7 @@ def tour(llm: LLM) -> int:
     console = Console()
     stops: tuple[tuple[str, Callable[[LLM, Console], None]], ...] = (
         ("Greedy and sampled, in one batch", greedy_and_sampled),
-        ("Three answers to one prompt (n=3): the prompt is computed once", several_choices),
+        ("Three answers to one prompt (n=3)", several_choices),
         ("Stop strings end an answer, and are cut from it", stop_strings),
         ("Log-probabilities of the chosen token and of its rivals", logprobs),
         ("Prefix cache: a prompt that begins like an earlier one", prefix_cache),
