@@ -1,0 +1,219 @@
+"""Paged attention on CPU: decode rows and chunks of any length in one op.
+
+Owns: the walk over units of work (`cut.py`), and the merging of what was split.
+Must not know: models, sequences beyond their row ranges, the softmax itself (`tile.py`).
+Invariant: every SPAN keys a new online softmax begins, and results merge in order whether one thread takes all spans of
+a tile or many share them. So the numbers of a row do not depend on threads, tiles or neighbours.
+"""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba import carray, prange
+from torch import Tensor
+
+from izh.kernels.cpu.check import check
+from izh.kernels.cpu.compile import float32_at, int32_at, kernel
+from izh.kernels.cpu.cut import (
+    FIRST_ROW,
+    HEAD,
+    NUM_ROWS,
+    PARTIAL,
+    SEQUENCE,
+    SPAN_START,
+    SPAN_STOP,
+    count_work,
+    cut,
+    describe_fault,
+    find_fault,
+    rows_per_tile,
+)
+from izh.kernels.cpu.tile import attend_span, merge
+
+STEP = 64  # keys per update of the online softmax: long enough to pay for it, short enough for the first-level cache
+SPAN = 512  # keys per independent piece: the least that one thread takes of a long context
+PARALLEL_WORK = 100_000  # query heads x keys x width, below which one thread does all: about 10 us on one core
+
+_LOG2_E = np.float32(math.log2(math.e))  # the softmax works in powers of two
+_NO_WINDOW = 1 << 62
+
+
+@kernel()
+def _attend_unit(
+    unit: Any, position: int, window: int, block: int, step: int, span: int, width: int, ratio: int, num_heads: int,
+    k_pages: Any, v_pages: Any, blocks: Any, queries: Any, scores: Any, now: Any, so_far: Any,
+) -> None:  # fmt: skip
+    """Leave the unit's result in `so_far`; `now` is room for one span. Both are (maxima, totals, values)."""
+    rows, head = unit[NUM_ROWS], unit[HEAD]
+    first, stop = max(0, position - window + 1), position + rows
+    for at in range(unit[SPAN_START], unit[SPAN_STOP]):
+        maxima, totals, values = so_far if at == unit[SPAN_START] else now
+        attend_span(
+            queries, ratio, rows, width, position, window, max(first, at * span), min(stop, (at + 1) * span), block,
+            step, k_pages, v_pages, blocks, head, num_heads, scores, maxima, totals, values,
+        )  # fmt: skip
+        if at > unit[SPAN_START]:
+            for i in range(rows * ratio):
+                row = slice(i * width, (i + 1) * width)
+                so_far[0][i], so_far[1][i] = merge(
+                    so_far[0][i], so_far[1][i], so_far[2][row], maxima[i], totals[i], values[row]
+                )
+
+
+@kernel()
+def _room(num: int, width: int) -> tuple[Any, Any, Any]:
+    return np.empty(num, np.float32), np.empty(num, np.float32), np.empty(num * width, np.float32)
+
+
+@kernel()
+def _write(out: Any, at: int, total: Any, values: Any) -> None:
+    for d in range(values.size):
+        out[at + d] = values[d] / total
+
+
+@kernel()
+def _attend_units(
+    start: int, stop: int, units: Any, q: Any, q_row: int, q_head: int, k_pages: Any, v_pages: Any, query_starts: Any,
+    context_lens: Any, block_table: Any, num_heads: int, ratio: int, width: int, block: int, step: int, span: int,
+    scale: float, window: int, partial: Any, out: Any,
+) -> None:  # fmt: skip
+    """One thread's share."""
+    most = rows_per_tile(ratio) * ratio
+    queries, scores = np.empty(most * width, np.float32), np.zeros(most * step, np.float32)
+    now, so_far = _room(most, width), _room(most, width)
+    factor = np.float32(scale) * _LOG2_E
+    for u in range(start, stop):
+        unit = units[u]
+        s, head, num = unit[SEQUENCE], unit[HEAD], unit[NUM_ROWS] * ratio
+        first_row = query_starts[s] + unit[FIRST_ROW]
+        position = context_lens[s] - query_starts[s + 1] + first_row
+        for i in range(num):
+            at = (first_row + i // ratio) * q_row + (head * ratio + i % ratio) * q_head
+            for d in range(width):
+                queries[i * width + d] = q[at + d] * factor
+        _attend_unit(
+            unit, position, window, block, step, span, width, ratio, num_heads, k_pages, v_pages, block_table[s],
+            queries, scores, now, so_far,
+        )  # fmt: skip
+        maxima, totals, values = so_far
+        for i in range(num):
+            row = values[i * width : (i + 1) * width]
+            if unit[PARTIAL] < 0:
+                at = ((first_row + i // ratio) * num_heads * ratio + head * ratio + i % ratio) * width
+                _write(out, at, totals[i], row)
+            else:
+                p = unit[PARTIAL] + i
+                partial[0][p], partial[1][p] = maxima[i], totals[i]
+                partial[2][p * width : (p + 1) * width] = row
+
+
+@kernel()
+def _merge_partial(
+    units: Any, query_starts: Any, num_heads: int, ratio: int, width: int, partial: Any, out: Any
+) -> None:
+    """Merge the spans of the tiles that were split. The units of a tile and head follow each other, spans ascending."""
+    maxima, totals, values = partial
+    u = 0
+    while u < len(units):
+        unit = units[u]
+        u += 1
+        if unit[PARTIAL] < 0:
+            continue
+        num, end = unit[NUM_ROWS] * ratio, u
+        while end < len(units) and units[end][PARTIAL] >= 0 and units[end][SPAN_START] == units[end - 1][SPAN_STOP]:
+            end += 1
+        for i in range(num):
+            p = unit[PARTIAL] + i
+            row = values[p * width : (p + 1) * width]
+            maximum, total = maxima[p], totals[p]
+            for later in range(u, end):
+                m = units[later][PARTIAL] + i
+                maximum, total = merge(maximum, total, row, maxima[m], totals[m], values[m * width : (m + 1) * width])
+            token = query_starts[unit[SEQUENCE]] + unit[FIRST_ROW] + i // ratio
+            _write(out, ((token * num_heads + unit[HEAD]) * ratio + i % ratio) * width, total, row)
+        u = end
+
+
+@kernel(parallel=True)
+def _paged_attention(
+    q_address: int, q_row: int, q_head: int, k_address: int, v_address: int, page_floats: int, starts_address: int,
+    lens_address: int, table_address: int, num_sequences: int, table_width: int, num_rows: int, num_heads: int,
+    ratio: int, width: int, block: int, scale: float, window: int, threads: int, out_address: int,
+) -> int:  # fmt: skip
+    """What `find_fault` finds, nothing computed then; else -1."""
+    q = carray(float32_at(q_address), num_rows * q_row)
+    k_pages, v_pages = carray(float32_at(k_address), page_floats), carray(float32_at(v_address), page_floats)
+    query_starts = carray(int32_at(starts_address), num_sequences + 1)
+    context_lens = carray(int32_at(lens_address), num_sequences)
+    block_table = carray(int32_at(table_address), (num_sequences, table_width))
+    out = carray(float32_at(out_address), num_rows * num_heads * ratio * width)
+    step = max(1, STEP // block) * block
+    span = max(1, SPAN // step) * step
+    num_blocks = page_floats // (num_heads * block * width)
+    fault = find_fault(query_starts, context_lens, block_table, num_rows, block, num_blocks, window)
+    if fault >= 0:
+        return fault
+    if count_work(query_starts, context_lens) * num_heads * ratio * width < PARALLEL_WORK:
+        threads = 1
+    units, costs, num_partial = cut(query_starts, context_lens, num_heads, ratio, window, span, threads)
+    partial = _room(num_partial, width)
+    if threads == 1:
+        _attend_units(
+            0, len(units), units, q, q_row, q_head, k_pages, v_pages, query_starts, context_lens, block_table,
+            num_heads, ratio, width, block, step, span, scale, window, partial, out,
+        )  # fmt: skip
+    else:
+        for thread in prange(threads):
+            start = np.searchsorted(costs, costs[-1] * thread // threads)
+            stop = np.searchsorted(costs, costs[-1] * (thread + 1) // threads)
+            _attend_units(
+                start, stop, units, q, q_row, q_head, k_pages, v_pages, query_starts, context_lens, block_table,
+                num_heads, ratio, width, block, step, span, scale, window, partial, out,
+            )  # fmt: skip
+    if num_partial:
+        _merge_partial(units, query_starts, num_heads, ratio, width, partial, out)
+    return -1
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """See `Ops.paged_attention`. Float32 on CPU; q may be a view of wider rows, all else is contiguous.
+
+    Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit.
+    """
+    num_rows, num_query_heads, width = check("q", q, torch.float32, 3)
+    shape = check("k_pages", k_pages, torch.float32, 4, contiguous=True)
+    _, num_heads, block, page_width = shape
+    if check("v_pages", v_pages, torch.float32, 4, contiguous=True) != shape:
+        raise ValueError(f"v_pages: shape {tuple(v_pages.shape)} differs from k_pages {tuple(shape)}")
+    if page_width != width or num_query_heads % num_heads:
+        raise ValueError(f"q: {num_query_heads} heads x {width} do not fit pages of {num_heads} heads x {page_width}")
+    num_sequences, table_width = check("block_table", block_table, torch.int32, 2, contiguous=True)
+    if check("query_starts", query_starts, torch.int32, 1, contiguous=True)[0] != num_sequences + 1:
+        raise ValueError(f"query_starts: {query_starts.shape[0]} entries for {num_sequences} sequences; need one more")
+    if check("context_lens", context_lens, torch.int32, 1, contiguous=True)[0] != num_sequences:
+        raise ValueError(f"context_lens: {context_lens.shape[0]} entries for {num_sequences} sequences")
+    if window is not None and window < 1:
+        raise ValueError(f"window: {window} keys; a row sees at least itself, so the least is 1 (None = no window)")
+    out = torch.empty((num_rows, num_query_heads, width))
+    q_row, q_head, _ = q.stride()
+    fault = _paged_attention(
+        q.data_ptr(), q_row, q_head, k_pages.data_ptr(), v_pages.data_ptr(), k_pages.numel(), query_starts.data_ptr(),
+        context_lens.data_ptr(), block_table.data_ptr(), num_sequences, table_width, num_rows, num_heads,
+        num_query_heads // num_heads, width, block, scale, _NO_WINDOW if window is None else window,
+        numba.get_num_threads(), out.data_ptr(),
+    )  # fmt: skip
+    if fault >= 0:
+        raise ValueError(describe_fault(fault, query_starts, context_lens, block_table, k_pages))
+    return out

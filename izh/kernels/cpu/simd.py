@@ -1,0 +1,181 @@
+"""Register tiles of float32 written as LLVM vector code, for the loops whose speed is the model's speed.
+
+Owns: `dot_tile` (many rows against many keys) and `accumulate_tile` (weighted sum of rows).
+Must not know: attention, paging.
+Invariant: the order of arithmetic of one result depends only on the width of a row, never on how many rows or keys
+share the tile. That makes a sequence's numbers independent of its neighbours; a plain loop leaves it to the optimizer.
+
+Vectors of LANES become whatever registers the machine has (one on AVX2, half of one on AVX-512, two on NEON).
+Arrays are one-dimensional and contiguous; `*_at` is an offset in elements, `*_stride` the distance between rows.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llvmlite.ir as ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 8
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_INT32 = ir.IntType(32)
+
+
+class _Code:
+    """The instructions both tiles are made of, at one place in a function."""
+
+    def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
+        self.context = context
+        self.builder = builder
+        self._multiply_add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32"
+        )
+
+    def row(self, array_type: Any, array: ir.Value, at: ir.Value, stride: ir.Value, index: int) -> ir.Value:
+        """Pointer to element `at + index * stride`."""
+        offset = self.builder.add(at, self.builder.mul(stride, stride.type(index)))
+        data = self.context.make_array(array_type)(self.context, self.builder, array).data
+        return self.builder.gep(data, [offset])
+
+    def load(self, row: ir.Value, at: ir.Value) -> ir.Value:
+        pointer = self.builder.gep(row, [at])
+        return self.builder.load(self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def store(self, value: ir.Value, row: ir.Value, at: ir.Value) -> None:
+        pointer = self.builder.gep(row, [at])
+        self.builder.store(value, self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def spread(self, scalar: ir.Value) -> ir.Value:
+        """The scalar in every lane."""
+        first = self.builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, _INT32(0))
+        return self.shuffle(first, first, [0] * LANES)
+
+    def shuffle(self, a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
+
+    def multiply_add(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        return self.builder.call(self._multiply_add, [a, b, c])
+
+    def sum_lanes(self, vectors: list[ir.Value]) -> ir.Value:
+        """Four vectors -> one of four sums: neighbours pairwise within each half, twice, then the two halves."""
+
+        def neighbours(a: ir.Value, b: ir.Value) -> ir.Value:
+            even = self.shuffle(a, b, [0, 2, 8, 10, 4, 6, 12, 14])
+            odd = self.shuffle(a, b, [1, 3, 9, 11, 5, 7, 13, 15])
+            return self.builder.fadd(even, odd)
+
+        a, b, c, d = vectors
+        halves = neighbours(neighbours(a, b), neighbours(c, d))
+        low = self.shuffle(halves, halves, [0, 1, 2, 3])
+        high = self.shuffle(halves, halves, [4, 5, 6, 7])
+        return self.builder.fadd(low, high)
+
+    @contextmanager
+    def loop(self, stop: ir.Value, step: int) -> Iterator[ir.Value]:
+        with cgutils.for_range_slice(self.builder, stop.type(0), stop, stop.type(step), inc=True) as (index, _):
+            yield index
+
+    def registers(self, count: int) -> list[ir.Value]:
+        """Places that live in registers once the optimizer has run."""
+        return [cgutils.alloca_once(self.builder, _VECTOR) for _ in range(count)]
+
+
+@intrinsic(prefer_literal=True)
+def dot_tile(
+    typing_context: Any,
+    rows: Any,
+    rows_at: Any,
+    rows_stride: Any,
+    keys: Any,
+    keys_at: Any,
+    keys_stride: Any,
+    width: Any,
+    out: Any,
+    out_at: Any,
+    out_stride: Any,
+    num_rows: Any,
+) -> Any:
+    """out[out_at + i * out_stride + j] = sum over d < width of rows[i, d] * keys[j, d], for i < num_rows and j < 4.
+
+    `width` is a multiple of LANES; `num_rows` is a literal: three rows by four keys is what 16 vector registers hold.
+    """
+    at = types.intp
+    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, num_rows)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, _ = args
+        code = _Code(context, builder)
+        count = num_rows.literal_value
+        q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(count)]
+        k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
+        sums = code.registers(count * 4)
+        for place in sums:
+            builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
+        with code.loop(stop, LANES) as d:
+            q_now = [code.load(row, d) for row in q_rows]
+            for j, key in enumerate(k_rows):
+                k_now = code.load(key, d)
+                for i in range(count):
+                    place = sums[i * 4 + j]
+                    builder.store(code.multiply_add(q_now[i], k_now, builder.load(place)), place)
+        for i in range(count):
+            four = code.sum_lanes([builder.load(place) for place in sums[i * 4 : i * 4 + 4]])
+            pointer = builder.bitcast(code.row(out, o, o_at, o_stride, i), four.type.as_pointer())
+            builder.store(four, pointer, align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def accumulate_tile(
+    typing_context: Any,
+    weights: Any,
+    weights_at: Any,
+    weights_stride: Any,
+    values: Any,
+    values_at: Any,
+    values_stride: Any,
+    num_values: Any,
+    out: Any,
+    out_at: Any,
+    out_stride: Any,
+    num_rows: Any,
+    num_vectors: Any,
+) -> Any:
+    """out[i, :w] += sum over n < num_values of weights[i, n] * values[n, :w], w = num_vectors * LANES, n ascending.
+
+    `num_rows` and `num_vectors` are literals; their product, at most 12, is what stays in registers.
+    """
+    at = types.intp
+    signature = types.void(weights, at, at, values, at, at, at, out, at, at, num_rows, num_vectors)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        p, p_at, p_stride, v, v_at, v_stride, stop, o, o_at, o_stride, _, _ = args
+        code = _Code(context, builder)
+        count, wide = num_rows.literal_value, num_vectors.literal_value
+        p_rows = [code.row(weights, p, p_at, p_stride, i) for i in range(count)]
+        o_rows = [code.row(out, o, o_at, o_stride, i) for i in range(count)]
+        v_row = code.row(values, v, v_at, v_stride, 0)
+        lanes = [stop.type(c * LANES) for c in range(wide)]
+        sums = code.registers(count * wide)
+        for i in range(count):
+            for c in range(wide):
+                builder.store(code.load(o_rows[i], lanes[c]), sums[i * wide + c])
+        with code.loop(stop, 1) as n:
+            value = builder.gep(v_row, [builder.mul(n, v_stride)])
+            v_now = [code.load(value, lanes[c]) for c in range(wide)]
+            for i in range(count):
+                weight = code.spread(builder.load(builder.gep(p_rows[i], [n])))
+                for c in range(wide):
+                    place = sums[i * wide + c]
+                    builder.store(code.multiply_add(weight, v_now[c], builder.load(place)), place)
+        for i in range(count):
+            for c in range(wide):
+                code.store(builder.load(sums[i * wide + c]), o_rows[i], lanes[c])
+        return context.get_dummy_value()
+
+    return signature, codegen
