@@ -192,7 +192,7 @@ def agreement(reference: Prompts, answers: Prompts) -> float:
 
 
 def table(figures: Sequence[Figure], document: dict[str, Any]) -> Table:
-    """The figures beside each other, izh's as a multiple of the peer's."""
+    """The figures under each other; a ratio says how many times the peer's rate izh reaches."""
     machine, options = document["machine"], document["options"]
     title = f"{document['model']} {document['dtype']}, prompts of {options['prompt_tokens']} tokens, tokens/s"
     caption = (
@@ -201,22 +201,15 @@ def table(figures: Sequence[Figure], document: dict[str, Any]) -> Table:
     )
     out = Table(title=title, caption=caption)
     out.add_column("batch", justify="right")
-    names = list(dict.fromkeys(figure.engine for figure in figures))
-    for phase in ("prefill", "decode"):
-        for name in names:
-            out.add_column(f"{phase} {name}", justify="right")
-        if len(names) == 2:
-            out.add_column("ratio", justify="right")
-    if len(names) == 2:
-        out.add_column("same tokens", justify="right")
+    out.add_column("engine")
+    for heading in ("prefill", "ratio", "decode", "ratio", "same tokens"):
+        out.add_column(heading, justify="right")
     for batch in dict.fromkeys(figure.batch for figure in figures):
-        row = [figure for figure in figures if figure.batch == batch]
-        cells = [str(batch)]
-        for rates in ([f.prefill for f in row], [f.decode for f in row]):
-            cells += [f"{rate:.0f}" for rate in rates]
-            if len(rates) == 2:
-                cells.append(f"{rates[0] / rates[1]:.2f}")
-        if len(row) == 2:
-            cells.append(f"{row[1].agreement:.1%}")
-        out.add_row(*cells)
+        ours, *peers = [figure for figure in figures if figure.batch == batch]
+        out.add_row(str(batch), ours.engine, f"{ours.prefill:.0f}", "", f"{ours.decode:.0f}", "", "")
+        for peer in peers:
+            prefill, decode = ours.prefill / peer.prefill, ours.decode / peer.decode
+            rates = (f"{peer.prefill:.0f}", f"{prefill:.2f}", f"{peer.decode:.0f}", f"{decode:.2f}")
+            out.add_row("", peer.engine, *rates, f"{peer.agreement:.1%}")
+        out.add_section()
     return out
