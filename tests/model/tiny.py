@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 from harness import PagedDecoder
-from izh.kernels.select import select
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from izh.kernels.reference import REFERENCE
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import ModelSource, resolve
 
 CPU = torch.device("cpu")
-OPS = select(CPU, "reference")
+OPS = REFERENCE
 VOCAB = 199
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
