@@ -97,7 +97,8 @@ def _per_block(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _block_of(x: Tensor, block: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    """(values [R, W], columns [R, W]) of one block per row; `fill` stands beyond the end of a short last block."""
+    """(values [R, W], columns [R, W]) of one block per row; beyond the end of a short last block, `fill` and the row's
+    last column, so that even a row of NaN is answered with columns that exist."""
     columns = block[:, None] * _WIDTH + torch.arange(_WIDTH, device=x.device)
     inside = columns.clamp(max=x.shape[1] - 1)
-    return x.gather(1, inside).masked_fill_(columns != inside, fill), columns
+    return x.gather(1, inside).masked_fill_(columns != inside, fill), inside
