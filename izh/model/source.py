@@ -14,6 +14,8 @@ from izh.model.demo import demo_directory
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
 """What is fetched from a hub repository: configs, tokenizer files, chat templates, safetensors weights."""
+HUB_EXCEPT = ["consolidated*", "original/*", "onnx/*", "openvino/*"]
+"""Second copies of the weights in other layouts, which some repositories also carry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ def _from_hub(model: str, revision: str | None) -> Path:
 
     what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_EXCEPT))
     except GatedRepoError as error:
         raise ModelLoadError(f"{what} is gated: accept its terms on the hub, then run: hf auth login") from error
     except RevisionNotFoundError as error:

@@ -9,6 +9,7 @@ unknown or of the wrong shape is an error that names it.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,10 @@ def places(family: Family, spec: ModelSpec, parameters: dict[str, nn.Parameter])
                     start, count = (0, parameters[parameter].shape[0]) if part is None else parts[part]
                     offset = spec.norm_offset if target.endswith("norm") else 0.0
                     result[f"{module.format(i=layer)}.{suffix}"] = Place(parameter, start, count, offset)
+    covered = Counter[str]()
+    for place in result.values():
+        covered[place.parameter] += place.count
+    assert covered == {name: parameter.shape[0] for name, parameter in parameters.items()}, "table leaves rows unset"
     return result
 
 

@@ -35,6 +35,7 @@ def test_hub_id_is_fetched_with_only_the_files_that_are_read(tmp_path, monkeypat
     assert (source.path, source.name, source.kind) == (tmp_path, "some-model", "directory")
     assert (asked["repo_id"], asked["revision"]) == ("somebody/some-model", "v2")
     assert {"*.json", "*.safetensors", "*.jinja"} <= set(asked["allow_patterns"])
+    assert "consolidated*" in asked["ignore_patterns"]
     assert not any(pattern.endswith((".bin", ".pth", "*")) for pattern in asked["allow_patterns"])
 
 
