@@ -211,7 +211,7 @@ def paged_attention(
     fault = _paged_attention(
         q.data_ptr(), q_row, q_head, k_pages.data_ptr(), v_pages.data_ptr(), k_pages.numel(), query_starts.data_ptr(),
         context_lens.data_ptr(), block_table.data_ptr(), num_sequences, table_width, num_rows, num_heads,
-        num_query_heads // num_heads, width, block, scale, _NO_WINDOW if window is None else window,
+        num_query_heads // num_heads, width, block, float(scale), _NO_WINDOW if window is None else window,
         numba.get_num_threads(), out.data_ptr(),
     )  # fmt: skip
     if fault >= 0:

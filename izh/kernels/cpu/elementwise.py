@@ -93,8 +93,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         raise ValueError(f"x: {dims} dimensions; rms_norm takes one to three")
     out = torch.empty(shape)
     _norm(
-        x.data_ptr(), rows, inner, outer_stride, inner_stride, 0, 0, weight.data_ptr(), width, eps, out.data_ptr(),
-        _threads(rows * width),
+        x.data_ptr(), rows, inner, outer_stride, inner_stride, 0, 0, weight.data_ptr(), width, float(eps),
+        out.data_ptr(), _threads(rows * width),
     )  # fmt: skip
     return out
 
@@ -109,8 +109,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         raise ValueError(f"weight: {weight.shape[0]} entries for rows of x {tuple(shape)}")
     out = torch.empty(shape)
     _norm(
-        x.data_ptr(), rows, 1, x.stride(0), 0, residual.data_ptr(), residual.stride(0), weight.data_ptr(), width, eps,
-        out.data_ptr(), _threads(rows * width),
+        x.data_ptr(), rows, 1, x.stride(0), 0, residual.data_ptr(), residual.stride(0), weight.data_ptr(), width,
+        float(eps), out.data_ptr(), _threads(rows * width),
     )  # fmt: skip
     return out, residual
 

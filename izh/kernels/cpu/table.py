@@ -1,7 +1,12 @@
 """The CPU's op table, and the compiling of its kernels ahead of the first request.
 
 Owns: `NUMBA: Ops`, `warm_up`. Must not know: models, the progress bar that watches.
+Invariant: each kernel has one signature (`compile.py`), so one small call compiles all that any model needs.
 """
+
+from collections.abc import Callable
+
+import torch
 
 from izh.kernels.cpu import attention, elementwise
 from izh.kernels.ops import Ops
@@ -15,3 +20,26 @@ NUMBA = Ops(
     silu_mul=elementwise.silu_mul,
     gelu_tanh_mul=elementwise.gelu_tanh_mul,
 )
+
+
+def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
+    """Compile every kernel, or load it from the cache on disk, and start the threads.
+
+    Calls `progress(done, total)` before the first kernel and after each. Cold, all take some ten to twenty seconds.
+    """
+    row, heads, pages = torch.zeros(1, 8), torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
+    starts, one = torch.tensor([0, 1], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    calls: list[Callable[[], object]] = [
+        lambda: NUMBA.rms_norm(row, row[0], 1e-5),
+        lambda: NUMBA.rope(heads, heads, row[:, :4].contiguous(), row[:, :4].contiguous()),
+        lambda: NUMBA.write_kv(heads, heads, pages, pages, torch.zeros(1, dtype=torch.int64)),
+        lambda: NUMBA.silu_mul(row),
+        lambda: NUMBA.paged_attention(
+            heads, pages, pages, starts, one, torch.zeros(1, 1, dtype=torch.int32), 1.0, None
+        ),
+    ]
+    for done, call in enumerate([None, *calls]):
+        if call is not None:
+            call()
+        if progress is not None:
+            progress(done, len(calls))

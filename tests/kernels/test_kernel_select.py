@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from izh.errors import OptionError
+from izh.kernels.reference import REFERENCE
+from izh.kernels.select import select
+
+
+def test_numba_is_the_choice_on_cpu() -> None:
+    from izh.kernels.cpu.table import NUMBA
+
+    assert select(torch.device("cpu"), None) is NUMBA
+    assert select(torch.device("cpu"), "numba") is NUMBA
+
+
+def test_the_reference_runs_anywhere_and_is_the_choice_elsewhere() -> None:
+    assert select(torch.device("cpu"), "reference") is REFERENCE
+    assert select(torch.device("cuda"), None) is REFERENCE
+    assert select(torch.device("cuda", 1), "reference") is REFERENCE
+
+
+@pytest.mark.parametrize(("device", "kernels"), [("cuda", "numba"), ("cpu", "triton"), ("cuda", "numba ")])
+def test_what_is_impossible_is_refused_with_the_way_out(device: str, kernels: str) -> None:
+    with pytest.raises(OptionError, match=r"^kernels: .*choose 'numba' \(cpu\)|^kernels: .*choose 'reference'"):
+        select(torch.device(device), kernels)
