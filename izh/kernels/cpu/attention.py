@@ -16,7 +16,7 @@ from numba import carray, prange
 from torch import Tensor
 
 from izh.kernels.cpu.check import check
-from izh.kernels.cpu.compile import float32_at, int32_at, kernel
+from izh.kernels.cpu.compile import float32_at, int32_at, kernel, share
 from izh.kernels.cpu.cut import (
     FIRST_ROW,
     HEAD,
@@ -107,7 +107,13 @@ def _attend_units(
             else:
                 p = unit[PARTIAL] + i
                 partial[0][p], partial[1][p] = maxima[i], totals[i]
-                partial[2][p * width : (p + 1) * width] = row
+                for d in range(width):
+                    partial[2][p * width + d] = row[d]
+
+
+@kernel()
+def _same_tile(a: Any, b: Any) -> bool:
+    return a[SEQUENCE] == b[SEQUENCE] and a[FIRST_ROW] == b[FIRST_ROW] and a[HEAD] == b[HEAD]
 
 
 @kernel()
@@ -123,7 +129,7 @@ def _merge_partial(
         if unit[PARTIAL] < 0:
             continue
         num, end = unit[NUM_ROWS] * ratio, u
-        while end < len(units) and units[end][PARTIAL] >= 0 and units[end][SPAN_START] == units[end - 1][SPAN_STOP]:
+        while end < len(units) and _same_tile(unit, units[end]):
             end += 1
         for i in range(num):
             p = unit[PARTIAL] + i
@@ -162,13 +168,13 @@ def _paged_attention(
     partial = _room(num_partial, width)
     if threads == 1:
         _attend_units(
-            0, len(units), units, q, q_row, q_head, k_pages, v_pages, query_starts, context_lens, block_table,
+            np.int64(0), len(units), units, q, q_row, q_head, k_pages, v_pages, query_starts, context_lens, block_table,
             num_heads, ratio, width, block, step, span, scale, window, partial, out,
         )  # fmt: skip
     else:
         for thread in prange(threads):
-            start = np.searchsorted(costs, costs[-1] * thread // threads)
-            stop = np.searchsorted(costs, costs[-1] * (thread + 1) // threads)
+            start = np.searchsorted(costs, share(costs[-1], thread, threads))
+            stop = np.searchsorted(costs, share(costs[-1], thread + 1, threads))
             _attend_units(
                 start, stop, units, q, q_row, q_head, k_pages, v_pages, query_starts, context_lens, block_table,
                 num_heads, ratio, width, block, step, span, scale, window, partial, out,

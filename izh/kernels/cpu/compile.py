@@ -16,6 +16,7 @@ from typing import Any
 
 import llvmlite.ir as ir
 import numba
+import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
@@ -67,6 +68,12 @@ def kernel(
             numba.config.CACHE_DIR = before
 
     return decorate
+
+
+@kernel()
+def share(total: int, part: int, parts: int) -> int:
+    """Where the `part`-th of `parts` equal shares of `total` begins. Signed, though a parallel loop counts unsigned."""
+    return np.int64(total) * np.int64(part) // np.int64(parts)
 
 
 def _pointer_to(element: types.Type) -> Any:

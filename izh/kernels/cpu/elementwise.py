@@ -15,7 +15,7 @@ from numba import carray, prange
 from torch import Tensor
 
 from izh.kernels.cpu.check import check
-from izh.kernels.cpu.compile import float32_at, int64_at, kernel
+from izh.kernels.cpu.compile import float32_at, int64_at, kernel, share
 from izh.kernels.cpu.exp2 import exp2
 
 _SUM = {"nnan", "nsz", "reassoc", "contract"}
@@ -64,11 +64,11 @@ def _norm(
     weight = carray(float32_at(weight_address), width)
     out = carray(float32_at(out_address), rows * width)
     if threads == 1:
-        _norm_rows(0, rows, inner, x, outer_stride, inner_stride, residual, residual_stride, weight, eps, out)
+        _norm_rows(np.int64(0), rows, inner, x, outer_stride, inner_stride, residual, residual_stride, weight, eps, out)
     else:
         for t in prange(threads):
             _norm_rows(
-                rows * t // threads, rows * (t + 1) // threads, inner, x, outer_stride, inner_stride, residual,
+                share(rows, t, threads), share(rows, t + 1, threads), inner, x, outer_stride, inner_stride, residual,
                 residual_stride, weight, eps, out,
             )  # fmt: skip
 
@@ -139,11 +139,11 @@ def _rope(
     k = carray(float32_at(k_address), rows * k_row + k_heads * k_head + width)
     cos, sin = carray(float32_at(cos_address), rows * half), carray(float32_at(sin_address), rows * half)
     if threads == 1:
-        _rotate_rows(0, rows, q, q_heads, q_row, q_head, cos, sin, half)
-        _rotate_rows(0, rows, k, k_heads, k_row, k_head, cos, sin, half)
+        _rotate_rows(np.int64(0), rows, q, q_heads, q_row, q_head, cos, sin, half)
+        _rotate_rows(np.int64(0), rows, k, k_heads, k_row, k_head, cos, sin, half)
     else:
         for t in prange(threads):
-            start, stop = rows * t // threads, rows * (t + 1) // threads
+            start, stop = share(rows, t, threads), share(rows, t + 1, threads)
             _rotate_rows(start, stop, q, q_heads, q_row, q_head, cos, sin, half)
             _rotate_rows(start, stop, k, k_heads, k_row, k_head, cos, sin, half)
 
@@ -183,7 +183,9 @@ def _write_rows(
         for head in range(heads):
             to = ((slot // block * heads + head) * block + slot % block) * width
             at = row * row_stride + head * head_stride
-            pages[to : to + width] = x[at : at + width]
+            source, target = x[at : at + width], pages[to : to + width]
+            for i in range(width):
+                target[i] = source[i]
 
 
 @kernel(parallel=True)
@@ -201,11 +203,11 @@ def _write_kv(
         if slots[row] >= num_slots:
             return row
     if threads == 1:
-        _write_rows(0, rows, k, k_row, k_head, heads, width, k_pages, block, slots)
-        _write_rows(0, rows, v, v_row, v_head, heads, width, v_pages, block, slots)
+        _write_rows(np.int64(0), rows, k, k_row, k_head, heads, width, k_pages, block, slots)
+        _write_rows(np.int64(0), rows, v, v_row, v_head, heads, width, v_pages, block, slots)
     else:
         for t in prange(threads):
-            start, stop = rows * t // threads, rows * (t + 1) // threads
+            start, stop = share(rows, t, threads), share(rows, t + 1, threads)
             _write_rows(start, stop, k, k_row, k_head, heads, width, k_pages, block, slots)
             _write_rows(start, stop, v, v_row, v_head, heads, width, v_pages, block, slots)
     return -1
@@ -256,10 +258,10 @@ def _gate(x_address: int, rows: int, row_stride: int, width: int, tanh: bool, ou
     x = carray(float32_at(x_address), rows * row_stride + 2 * width)
     out = carray(float32_at(out_address), rows * width)
     if threads == 1:
-        _gate_rows(0, rows, x, row_stride, width, tanh, out)
+        _gate_rows(np.int64(0), rows, x, row_stride, width, tanh, out)
     else:
         for t in prange(threads):
-            _gate_rows(rows * t // threads, rows * (t + 1) // threads, x, row_stride, width, tanh, out)
+            _gate_rows(share(rows, t, threads), share(rows, t + 1, threads), x, row_stride, width, tanh, out)
 
 
 def _gated(x: Tensor, tanh: bool) -> Tensor:

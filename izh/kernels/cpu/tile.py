@@ -30,8 +30,10 @@ def _softmax_step(scores: Any, at: int, step: int, first: int, stop: int, maximu
     additions, however many of the keys it sees.
     """
     row = scores[at : at + step]
-    row[:first] = _MASKED
-    row[stop:] = _MASKED
+    for j in range(first):
+        row[j] = _MASKED
+    for j in range(stop, step):
+        row[j] = _MASKED
     for j in range(step):
         maximum = max(maximum, row[j])
     total = np.float32(0.0)
@@ -123,9 +125,10 @@ def attend_span(
 ) -> None:  # fmt: skip
     """Online softmax of a tile over the keys [first, stop) of one span; fills maxima, totals and values of its rows."""
     num = rows * ratio
-    maxima[:num] = NOTHING_SEEN
-    totals[:num] = 0.0
-    values[: num * width] = 0.0
+    for i in range(num):
+        maxima[i], totals[i] = NOTHING_SEEN, np.float32(0.0)
+    for d in range(num * width):
+        values[d] = np.float32(0.0)
     for step_at in range(first - first % step, stop, step):
         # Pages wholly before `first` may belong to others by now, and what lies at or after `stop` was never written.
         page_start = max(first - step_at, 0) // block

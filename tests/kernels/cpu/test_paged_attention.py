@@ -78,6 +78,12 @@ def test_a_row_is_the_same_on_any_number_of_threads() -> None:
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+def test_neighbours_whose_split_spans_adjoin_stay_apart() -> None:
+    case = paged_case([1100, 2200], [1, 1], heads=2, kv_heads=1, width=16)  # windows: spans 0 to 2, then 3 and 4
+    expected = REFERENCE.paged_attention(*case.args(600))
+    torch.testing.assert_close(run(case, 600), expected, rtol=2e-5, atol=2e-5)
+
+
 def test_queries_may_be_a_view_of_a_fused_projection() -> None:
     case = paged_case([40, 70], [1, 70], heads=6, kv_heads=2, width=16)
     fused = torch.randn(71, 10 * 16)
