@@ -6,7 +6,7 @@ Owns: LLM. Must not know: HTTP, processes.
 import time
 import uuid
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -94,8 +94,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template. `template` goes to
         `Tokenizer.chat` (add_generation_prompt, continue_final_message, tools, template_kwargs)."""
-        several = [messages] if messages and isinstance(messages[0], dict) else messages
-        return self.generate([self.tokenizer.chat(each, **template) for each in several], params, progress=progress)
+        several = [messages] if _is_conversation(messages) else messages
+        prompts = [self.tokenizer.chat(cast(Messages, each), **template) for each in several]
+        return self.generate(prompts, params, progress=progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request."""
@@ -143,7 +144,11 @@ class LLM:
                     self._core.abort(engine_id)
 
 
+def _is_conversation(messages: Messages | list[Messages]) -> bool:
+    return bool(messages) and isinstance(messages[0], dict)
+
+
 def _as_list(prompts: Prompt | list[str] | list[list[int]]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # a list of ints is one prompt
-    return list(prompts)  # type: ignore[arg-type]  # by now a list of prompts
+        return [cast(Prompt, prompts)]
+    return list(cast(list[Prompt], prompts))

@@ -4,14 +4,19 @@ Owns: how an EngineCore is put together from options.
 Must not know: how anything in it works.
 """
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import Progress
 
 from izh.cache.blocks import BlockPool
 from izh.cache.keys import BlockKeys
 from izh.config import EngineOptions
 from izh.engine.core import EngineCore
 from izh.engine.settings import Settings, resolve
-from izh.kernels.select import select
+from izh.kernels.select import prepare, select
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import ModelSource
@@ -35,6 +40,8 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
     spec = load_spec(source)
     settings = resolve(options, spec)
     ops = select(settings.device, settings.kernels)
+    with _compiling(quiet) as progress:
+        prepare(ops, settings.num_threads, progress)
     model, fingerprint = load_decoder(source, spec, ops, settings.device, settings.dtype, quiet=quiet)
     return Engine(compose(settings, model, fingerprint), settings)
 
@@ -51,3 +58,12 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes) -> EngineCor
     pages = allocate_pages(model, settings.num_blocks, limits.block_size, settings.dtype, device)
     runner = Runner(model, pages, limits.block_size, device, stages=[], heads=heads)
     return EngineCore(scheduler, runner, gates, heads, settings.max_model_len, spec.vocab_size)
+
+
+@contextlib.contextmanager
+def _compiling(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for the first start's compiling; what comes from the cache on disk is over before it shows."""
+    bar = Progress(console=Console(stderr=True), disable=quiet, transient=True)
+    with bar:
+        task = bar.add_task("Compiling CPU kernels", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,6 +7,7 @@ Must not know: sockets, processes.
 import msgspec
 
 from izh.config import EngineOptions
+from izh.model.source import SourceKind
 from izh.request import EngineStats, Output, Request
 
 
@@ -16,7 +17,7 @@ class Start(msgspec.Struct, tag=True):
     options: EngineOptions
     path: str
     name: str
-    kind: str
+    kind: SourceKind
 
 
 class Add(msgspec.Struct, tag=True):

@@ -49,14 +49,14 @@ def resolve(options: EngineOptions, spec: ModelSpec) -> Settings:
     num_threads = options.num_threads or len(os.sched_getaffinity(0))
     if num_threads < 1:
         raise OptionError(f"--num-threads must be at least 1, got {num_threads}")
-    # 4. KV memory, from what the weights leave.
+    # 4. The step.
+    limits = _limits(options)
+    # 5. KV memory, from what the weights leave.
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
     kv_bytes = _kv_bytes(options, spec, device, dtype)
     num_blocks = kv_bytes // block_bytes
-    # 5. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
+    # 6. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
     max_model_len = _max_model_len(options, spec, num_blocks, block_bytes)
-    # 6. The step.
-    limits = _limits(options)
     settings = Settings(
         device=device,
         dtype=dtype,
@@ -74,7 +74,7 @@ def resolve(options: EngineOptions, spec: ModelSpec) -> Settings:
         num_blocks * block_bytes / GIB,
         num_blocks * options.block_size,
     )
-    log.info("context: %d tokens (model: %d)", max_model_len, spec.max_position_embeddings)
+    log.info("context: %d tokens (model: %d)", max_model_len, spec.max_length)
     log.info("step: at most %d sequences, %d tokens", limits.max_num_seqs, limits.max_num_batched_tokens)
     return settings
 
@@ -112,13 +112,11 @@ def _max_model_len(options: EngineOptions, spec: ModelSpec, num_blocks: int, blo
             "free memory or raise --kv-cache-gb"
         )
     if options.max_model_len is None:
-        return min(spec.max_position_embeddings, capacity)
+        return min(spec.max_length, capacity)
     if options.max_model_len < 2:
         raise OptionError(f"--max-model-len must be at least 2 (a prompt and an answer), got {options.max_model_len}")
-    if options.max_model_len > spec.max_position_embeddings:
-        raise OptionError(
-            f"--max-model-len {options.max_model_len} exceeds the model's {spec.max_position_embeddings} positions"
-        )
+    if options.max_model_len > spec.max_length:
+        raise OptionError(f"--max-model-len {options.max_model_len} exceeds the model's {spec.max_length} tokens")
     if options.max_model_len > capacity:
         needed = -(-options.max_model_len // options.block_size) * block_bytes / GIB
         raise OptionError(

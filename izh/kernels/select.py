@@ -3,6 +3,8 @@
 Must not know: what the ops do. The CPU kernels are imported only when chosen: that compiles or loads machine code.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from izh.errors import OptionError
@@ -27,3 +29,19 @@ def select(device: torch.device, kernels: str | None) -> Ops:
 
     choose_layer()
     return NUMBA
+
+
+def prepare(ops: Ops, num_threads: int, progress: Callable[[int, int], None] | None = None) -> None:
+    """Give torch and the ops this many threads, and compile what is not compiled yet, calling `progress(done, total)`.
+    Call it in the thread that will run the steps.
+
+    Raises: OptionError for an impossible number of threads.
+    """
+    if ops is REFERENCE:
+        torch.set_num_threads(num_threads)
+        return
+    from izh.kernels.cpu.table import warm_up
+    from izh.kernels.cpu.threads import set_num_threads
+
+    set_num_threads(num_threads)
+    warm_up(progress)

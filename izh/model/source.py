@@ -17,6 +17,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "voc
 HUB_EXCEPT = ["consolidated*", "original/*", "onnx/*", "openvino/*"]
 """Second copies of the weights in other layouts, which some repositories also carry."""
 
+SourceKind = Literal["directory", "gguf"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
@@ -24,7 +26,7 @@ class ModelSource:
 
     path: Path
     name: str
-    kind: Literal["directory", "gguf"]
+    kind: SourceKind
 
 
 def resolve(model: str, revision: str | None = None) -> ModelSource:

@@ -90,7 +90,7 @@ def test_an_older_long_prompt_does_not_starve_decodes():
     add(scheduler, "old", range(50, 90), arrival=0.0)
     step(scheduler)
     for _ in range(3):
-        assert dict((name, count) for name, _, count in step(scheduler)) == {"old": 7, "young": 1}
+        assert {name: count for name, _, count in step(scheduler)} == {"old": 7, "young": 1}
 
 
 def test_a_full_prefix_hit_recomputes_just_the_last_token():

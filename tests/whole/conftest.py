@@ -2,8 +2,8 @@
 
 import engines
 import pytest
-from izh.model.source import resolve
 
+from izh.model.source import resolve
 from izh.text.tokenizer import Tokenizer
 
 
