@@ -25,6 +25,7 @@ from izh.request import SamplingParams
 from izh.sampling.blocks import mass, pick, pick_short, top_candidates
 
 NUM_CANDIDATES = 128
+_WIDE_ROWS = 8  # rows sorted at a time, which bounds the memory that sorting takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,9 @@ def draw_filtered(scaled: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
     """[R] int64 tokens from softmax(scaled) after min-p, top-k and top-p. `scaled` [R, V], each row's largest 0."""
     tokens, found = _draw_narrow(scaled, filters, uniform)
     rest = (~found).nonzero()[:, 0]
-    if len(rest):
-        tokens[rest] = _draw_wide(scaled[rest], filters[rest], uniform[rest])
+    for first in range(0, len(rest), _WIDE_ROWS):
+        some = rest[first : first + _WIDE_ROWS]
+        tokens[some] = _draw_wide(scaled[some], filters[some], uniform[some])
     return tokens
 
 
@@ -109,7 +111,10 @@ def _draw_wide(scaled: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
     values = _ascending(scaled)
     kth = values.gather(1, scaled.shape[1] - filters.top_k[:, None])
     floor = torch.maximum(filters.min_logit[:, None], kth)
-    last_kept = pick(values.exp().masked_fill_(values < floor, 0.0), 1.0 - filters.top_p)
+    weights = values.exp()
+    if (floor > values[:, :1]).any():
+        weights.masked_fill_(values < floor, 0.0)
+    last_kept = pick(weights, 1.0 - filters.top_p)
     floor = values.gather(1, last_kept[:, None])
     return pick(scaled.exp().masked_fill_(scaled < floor, 0.0), uniform)
 

@@ -83,6 +83,18 @@ def test_pick_at_the_very_ends_finds_a_positive_weight(way, num_columns):
     assert way(weights, uniform).tolist()[1] in (3, 4)
 
 
+def test_rounding_never_lands_on_a_column_without_weight():
+    """Targets on the boundary of a block, and next to the whole mass, where sums in another order may disagree."""
+    rng = np.random.default_rng(0)
+    weights = torch.from_numpy(np.exp(9 * rng.normal(size=(2000, 768))).astype(np.float32))
+    weights[:, [0, 255, 256, 257, 511, 512, 513]] = 0.0
+    weights[:, 700:] = 0.0
+    boundary = weights[:, :256].sum(1, dtype=torch.float64) / mass(weights)
+    for uniform in (boundary, torch.full((2000,), float(np.nextafter(1.0, 0.0)), dtype=torch.float64)):
+        for way in (pick, pick_short):
+            assert (weights.gather(1, way(weights, uniform)[:, None]) > 0).all()
+
+
 def test_a_row_is_read_alike_alone_and_among_others():
     x = rows(10_007, num_rows=9).exp()
     uniform = torch.from_numpy(np.random.default_rng(1).random(9))

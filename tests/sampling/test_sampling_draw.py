@@ -98,7 +98,7 @@ def test_the_narrow_and_the_wide_way_agree(filters, monkeypatch):
     assert tokens(logits, params, uniform) == narrow
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.3}, {"min_p": 1.0}], ids=str)
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.1}, {"top_p": 0.3}, {"min_p": 1.0}], ids=str)
 def test_ties_at_the_edge_are_all_kept(filters):
     """Two tokens above, 500 tied at the edge (more than there are candidates), the rest far below."""
     logits = np.full(5000, -30.0)

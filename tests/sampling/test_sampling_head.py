@@ -327,3 +327,10 @@ def test_states_hold_nothing_as_wide_as_the_vocabulary():
     sizes = [len(array) for array in arrays if isinstance(array, np.ndarray)]
     assert sizes
     assert max(sizes) < 100
+
+
+def test_only_a_repetition_penalty_keeps_the_ids_of_the_prompt():
+    sampler, repeats, frequent = head(V), ask(3), ask(4)
+    step(sampler, logits_of(0, 1), [repeats, frequent], append=False)
+    assert sampler._states[repeats].seen.ids.tolist() == [1, 3, 7, 8]
+    assert sampler._states[frequent].seen.ids.tolist() == []
