@@ -1,0 +1,30 @@
+"""GET /health, /ping, /version, /metrics. Owns: what probes and dashboards read; open to everybody."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from izh import __version__
+from izh.engine.async_llm import AsyncLLM
+
+
+def routes(engine: AsyncLLM) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    @router.get("/ping")
+    async def health() -> Response:
+        """200 while requests are answered, 503 with the engine's state otherwise."""
+        return JSONResponse({"status": engine.state}, 200 if engine.state == "ready" else 503)
+
+    @router.get("/version")
+    async def version() -> dict[str, Any]:
+        return {"version": __version__}
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(engine.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
