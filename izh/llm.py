@@ -150,5 +150,5 @@ def _is_conversation(messages: Messages | list[Messages]) -> bool:
 
 def _as_list(prompts: Prompt | list[str] | list[list[int]]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast(list[Prompt], prompts))
+        return [cast(list[int], prompts) if isinstance(prompts, list) else prompts]
+    return [*cast(list[Prompt], prompts)]

@@ -65,7 +65,7 @@ async def _events(
     num_prompt: int,
     include_usage: bool,
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Chunks: each choice's role first, then what is new, its end on its last; usage, if asked for, alone at the end."""
+    """Chunks: each choice's role first, then what is new, its end on its last; usage, if wanted, alone at the end."""
     head = heading("chatcmpl", "chat.completion.chunk", engine.info.name)
     if include_usage:
         head["usage"] = None
