@@ -71,7 +71,7 @@ def kernel(
 
 
 @kernel()
-def share(total: int, part: int, parts: int) -> int:
+def share(total: int, part: int, parts: int) -> Any:
     """Where the `part`-th of `parts` equal shares of `total` begins. Signed, though a parallel loop counts unsigned."""
     return np.int64(total) * np.int64(part) // np.int64(parts)
 
