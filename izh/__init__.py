@@ -6,7 +6,7 @@ Public names are imported lazily, so `import izh` costs nothing until one of the
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+from izh.version import __version__
 
 _PUBLIC = {
     "LLM": "izh.llm",

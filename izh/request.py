@@ -27,7 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How to choose each next token, and when to stop.
 
     temperature 0 is greedy. top_k 0 means all. `repetition_penalty` counts prompt and answer, `presence_penalty` and
-    `frequency_penalty` the answer only (as vLLM and the OpenAI API do). `max_tokens=None` means up to the context's end.
+    `frequency_penalty` the answer only (as vLLM and the OpenAI API do). `max_tokens=None`: up to the context's end.
     `logprobs=k` reports the chosen token and the k most likely, from the distribution before temperature and filters;
     0 reports the chosen token alone. A request with a seed draws the same tokens whatever runs beside it; choice i of
     `n` draws from stream (seed, i).

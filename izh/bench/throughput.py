@@ -26,7 +26,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from izh import __version__
 from izh.bench.contestants import Contestant, Izh, Transformers
 from izh.bench.machine import describe
 from izh.bench.options import ThroughputOptions
@@ -34,6 +33,7 @@ from izh.config import EngineOptions
 from izh.errors import OptionError
 from izh.llm import LLM
 from izh.model.source import resolve
+from izh.version import __version__
 
 Prompts = list[list[int]]
 

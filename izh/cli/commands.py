@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
-from izh import __version__
 from izh.bench.options import ThroughputOptions
 from izh.cli.flags import take
 from izh.cli.options import AnswerOptions
 from izh.config import EngineOptions, ServerOptions
+from izh.version import __version__
 
 if TYPE_CHECKING:
     from izh.llm import LLM

@@ -8,12 +8,12 @@ import argparse
 import difflib
 from collections.abc import Callable, Sequence
 
-from izh import __version__
 from izh.bench.options import ThroughputOptions
 from izh.cli import commands
 from izh.cli.flags import add_flags
 from izh.cli.options import AnswerOptions
 from izh.config import EngineOptions, ServerOptions
+from izh.version import __version__
 
 Command = Callable[[argparse.Namespace], int]
 

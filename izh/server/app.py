@@ -10,12 +10,12 @@ import os
 import uvicorn
 from fastapi import FastAPI
 
-from izh import __version__
 from izh.config import ServerOptions
 from izh.engine.async_llm import AsyncLLM
 from izh.logs import configure_logging
 from izh.server import chat, completions, errors, health, models, tokenize
 from izh.server.limits import BodyLimit, ConcurrencyLimit, KeyCheck
+from izh.version import __version__
 
 _ROUTES = (chat, completions, models, tokenize, health)
 

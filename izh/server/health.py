@@ -6,8 +6,8 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from izh import __version__
 from izh.engine.async_llm import AsyncLLM
+from izh.version import __version__
 
 
 def routes(engine: AsyncLLM) -> APIRouter:

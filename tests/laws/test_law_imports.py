@@ -13,7 +13,7 @@ from law_modules import ROOT, Module, modules, read
 # From the bottom up. A rung may import the rungs below it; within a rung, only the modules of one part see each other.
 # A part is a module at the top of the package, or a package with all that it holds.
 RUNGS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "config", "request", "outputs", "logs"}),
+    frozenset({"version", "errors", "config", "request", "outputs", "logs"}),
     frozenset({"sequence", "batch", "seams"}),
     frozenset({"kernels"}),
     frozenset({"text", "cache", "model"}),
