@@ -3,7 +3,7 @@ import torch
 
 from izh.errors import OptionError
 from izh.kernels.reference import REFERENCE
-from izh.kernels.select import select
+from izh.kernels.select import prepare, select
 
 
 def test_numba_is_the_choice_on_cpu() -> None:
@@ -17,6 +17,18 @@ def test_the_reference_runs_anywhere_and_is_the_choice_elsewhere() -> None:
     assert select(torch.device("cpu"), "reference") is REFERENCE
     assert select(torch.device("cuda"), None) is REFERENCE
     assert select(torch.device("cuda", 1), "reference") is REFERENCE
+
+
+@pytest.mark.parametrize("kernels", ["numba", "reference"])
+def test_prepare_sets_threads_and_reports_what_it_compiles(kernels: str) -> None:
+    before = torch.get_num_threads()
+    seen: list[tuple[int, int]] = []
+    try:
+        prepare(select(torch.device("cpu"), kernels), 1, lambda done, total: seen.append((done, total)))
+        assert torch.get_num_threads() == 1
+    finally:
+        prepare(select(torch.device("cpu"), "numba"), before)
+    assert seen == ([(done, 5) for done in range(6)] if kernels == "numba" else [])
 
 
 @pytest.mark.parametrize(("device", "kernels"), [("cuda", "numba"), ("cpu", "triton"), ("cuda", "numba ")])

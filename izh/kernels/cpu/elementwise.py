@@ -3,6 +3,16 @@
 Must not know: models, pages beyond their layout.
 Invariant: a row's numbers do not depend on how many rows there are or which thread takes it. Rows may be strided views;
 weights and results are contiguous.
+
+All are numba, because all measured faster than torch. Microseconds, numba / torch, best of 60 short runs on 2 cores of
+a Zen 5, width 576 (gates 2 x 1536, 9 + 3 heads of 64); torch is F.rms_norm, F.silu, F.gelu, and mul/addcmul/indexing:
+             T = 1       T = 32       T = 2048
+rms_norm     3.1 / 7.5   4.1 / 10     56 / 169
+add_rms_norm 3.5 / 8.3   5.2 / 12     81 / 215
+rope         2.2 / 22    4.6 / 37     85 / 599
+write_kv     2.6 / 9.1   3.9 / 25     106 / 682
+silu_mul     2.4 / 4.4   10 / 17      322 / 516
+gelu_tanh_mul 2.5 / 5.8  11 / 40      377 / 2097
 """
 
 import math
