@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from izh.kernels.select import select
-
 from izh.config import EngineOptions
 from izh.engine.build import compose
 from izh.engine.core import EngineCore
 from izh.engine.settings import Settings, resolve
+from izh.kernels.select import select
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import ModelSource
