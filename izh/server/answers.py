@@ -1,6 +1,6 @@
 """Pieces of answers that several routes give.
 
-Owns: ids and times of answers, usage, summing up a stream, how a token is written in log-probabilities.
+Owns: ids and times of answers, usage, summing up a stream, how an end is named.
 Must not know: any one route's shape.
 """
 
@@ -10,9 +10,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from izh.outputs import RequestOutput
-from izh.request import TokenLogprobs
-from izh.text.tokenizer import Tokenizer
+from izh.errors import IzhError
+from izh.outputs import CompletionOutput, RequestOutput
 
 
 def heading(prefix: str, kind: str, model: str) -> dict[str, Any]:
@@ -55,20 +54,8 @@ class Usage:
         }
 
 
-def prompt_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """One object per prompt token, from token id to its log-probability, rank and text (vLLM's form); None for the
-    first."""
-    return [
-        None
-        if entry is None
-        else {
-            str(token): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(token)[0]}
-            for token, logprob, rank in _ranked(entry)
-        }
-        for entry in entries
-    ]
-
-
-def _ranked(entry: TokenLogprobs) -> list[tuple[int, float, int]]:
-    top = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)]
-    return [(entry.token_id, entry.logprob, entry.rank), *(each for each in top if each[0] != entry.token_id)]
+def finish_reason(output: CompletionOutput) -> str | None:
+    """Why a choice ended, in the API's words, or None while it goes on."""
+    if output.finish_reason in ("abort", "error"):
+        raise IzhError(f"the request ended early ({output.finish_reason})")
+    return output.finish_reason

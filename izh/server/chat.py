@@ -11,13 +11,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from izh.engine.async_llm import AsyncLLM
-from izh.outputs import CompletionOutput, RequestOutput
-from izh.request import TokenLogprobs
-from izh.server.answers import Usage, collect, heading, prompt_logprobs
+from izh.outputs import RequestOutput
+from izh.server.answers import Usage, collect, finish_reason, heading
 from izh.server.convert import chat_ids, chat_params, check_model
+from izh.server.logprobs import chat_logprobs, prompt_logprobs
 from izh.server.schema import ChatBody
 from izh.server.sse import stream, while_connected
-from izh.text.tokenizer import Tokenizer
 
 
 def routes(engine: AsyncLLM) -> APIRouter:
@@ -28,17 +27,17 @@ def routes(engine: AsyncLLM) -> APIRouter:
         check_model(engine, body.model)
         params = chat_params(body)
         token_ids = await chat_ids(engine, body)
-        pieces = engine.generate(token_ids, params, priority=body.priority or 0, cache_salt=body.cache_salt)
+        pieces = engine.generate(token_ids, params, priority=body.priority, cache_salt=body.cache_salt)
         if body.stream:
-            include_usage = body.stream_options is not None and body.stream_options.include_usage
-            return await stream(request, _events(engine, pieces, params.n, len(token_ids), include_usage))
+            return await stream(request, _events(engine, pieces, params.n, len(token_ids), body.include_usage))
         answer = await while_connected(request.receive, collect(pieces))
-        return JSONResponse(_whole(engine, answer))
+        return JSONResponse(_whole(engine, answer, body.prompt_logprobs))
 
     return router
 
 
-def _whole(engine: AsyncLLM, answer: RequestOutput) -> dict[str, Any]:
+def _whole(engine: AsyncLLM, answer: RequestOutput, num_top: int | None) -> dict[str, Any]:
+    """The answer in one body; `num_top` is how many alternatives of each prompt token were asked for."""
     usage = Usage()
     usage.add_prompt(len(answer.prompt_token_ids))
     usage.add(answer)
@@ -47,14 +46,14 @@ def _whole(engine: AsyncLLM, answer: RequestOutput) -> dict[str, Any]:
         {
             "index": output.index,
             "message": {"role": "assistant", "content": output.text, "refusal": None},
-            "logprobs": _logprobs(engine.tokenizer, output),
-            "finish_reason": output.finish_reason,
+            "logprobs": chat_logprobs(engine.tokenizer, output),
+            "finish_reason": finish_reason(output),
             "stop_reason": output.stop_reason,
         }
         for output in answer.outputs
     ]
-    if answer.prompt_logprobs is not None:
-        body["prompt_logprobs"] = prompt_logprobs(engine.tokenizer, answer.prompt_logprobs)
+    if num_top is not None and answer.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_logprobs(engine.tokenizer, answer.prompt_logprobs, num_top)
     return body | {"usage": usage.body}
 
 
@@ -85,26 +84,11 @@ async def _events(
                 for index in range(num_choices):
                     yield chunk(index, {"role": "assistant", "content": ""})
             for output in piece.outputs:
-                end = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
-                logprobs = _logprobs(engine.tokenizer, output)
-                if output.text or logprobs or output.finish_reason:
+                reason = finish_reason(output)
+                end = {"finish_reason": reason, "stop_reason": output.stop_reason} if reason else {}
+                logprobs = chat_logprobs(engine.tokenizer, output)
+                if output.text or output.logprobs or end:
                     delta = {"content": output.text} if output.text else {}
-                    yield chunk(output.index, delta, logprobs=logprobs, **(end if output.finish_reason else {}))
+                    yield chunk(output.index, delta, logprobs=logprobs, **end)
     if include_usage:
         yield head | {"choices": [], "usage": usage.body}
-
-
-def _logprobs(tokenizer: Tokenizer, output: CompletionOutput) -> dict[str, Any] | None:
-    if output.logprobs is None:
-        return None
-    return {"content": [_entry(tokenizer, entry) for entry in output.logprobs], "refusal": None}
-
-
-def _entry(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, Any]:
-    top = [_token(tokenizer, token, logprob) for token, logprob in entry.top]
-    return _token(tokenizer, entry.token_id, entry.logprob) | {"top_logprobs": top}
-
-
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    text, raw = tokenizer.piece(token_id)
-    return {"token": text, "logprob": logprob, "bytes": list(raw)}

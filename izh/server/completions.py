@@ -6,6 +6,7 @@ Choices are numbered prompt by prompt: choice c of prompt p is p * n + c.
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,14 @@ from starlette.responses import JSONResponse, Response
 
 from izh.engine.async_llm import AsyncLLM
 from izh.outputs import CompletionOutput, RequestOutput
-from izh.request import TokenLogprobs
-from izh.server.answers import Usage, heading, prompt_logprobs
-from izh.server.convert import check_model, completion_params, text_ids
+from izh.server.answers import Usage, finish_reason, heading
+from izh.server.convert import check_model, completion_params, prompt_ids
+from izh.server.logprobs import TokenLists, prompt_logprobs
 from izh.server.schema import CompletionBody
 from izh.server.sse import merge, stream, while_connected
-from izh.text.tokenizer import Tokenizer
+
+Pieces = AsyncGenerator[tuple[int, RequestOutput], None]
+"""(prompt's index, what is new of its choices), as the engine gives them."""
 
 
 def routes(engine: AsyncLLM) -> APIRouter:
@@ -29,17 +32,11 @@ def routes(engine: AsyncLLM) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         check_model(engine, body.model)
         params = completion_params(body)
-        prompts = [
-            prompt if isinstance(prompt, list) else await text_ids(engine, prompt, body.add_special_tokens)
-            for prompt in body.prompt
-        ]
+        prompts = await prompt_ids(engine, body.prompt, body.add_special_tokens)
         pieces = merge(
-            [
-                engine.generate(prompt, params, priority=body.priority or 0, cache_salt=body.cache_salt)
-                for prompt in prompts
-            ]
+            [engine.generate(prompt, params, priority=body.priority, cache_salt=body.cache_salt) for prompt in prompts]
         )
-        answer = _Answer(engine, body, prompts, params.n)
+        answer = _Answer(engine, body, prompts)
         if body.stream:
             return await stream(request, answer.events(pieces))
         return JSONResponse(await while_connected(request.receive, answer.whole(pieces)))
@@ -49,16 +46,21 @@ def routes(engine: AsyncLLM) -> APIRouter:
 
 @dataclass(slots=True)
 class _Choice:
-    """A choice as far as it has come."""
+    """What is new of a choice, or all of it."""
 
     index: int
-    echo: str = ""  # the prompt's text, still to be sent
-    offset: int = 0  # characters of this choice's text before the next token
     text: str = ""
     logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+    def add(self, new: "_Choice") -> None:
+        self.text += new.text
+        if self.logprobs is not None and new.logprobs is not None:
+            for name, values in new.logprobs.items():
+                self.logprobs[name] += values
+        self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
 
     @property
     def body(self) -> dict[str, Any]:
@@ -69,95 +71,83 @@ class _Choice:
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
         }
-        if self.prompt_logprobs is not None:
-            body["prompt_logprobs"] = self.prompt_logprobs
-        return body
+        return body if self.prompt_logprobs is None else body | {"prompt_logprobs": self.prompt_logprobs}
 
 
 @dataclass(slots=True)
 class _Answer:
-    """One request's answer: turns the engine's pieces into changes of choices, in order."""
+    """One request's answer: turns the engine's pieces into what is new of each choice, in order."""
 
     engine: AsyncLLM
     body: CompletionBody
     prompts: Sequence[list[int]]
-    num_choices: int  # per prompt
     usage: Usage = field(default_factory=Usage)
+    lists: dict[int, TokenLists] = field(default_factory=dict)  # by choice; an entry means that it has begun
 
-    async def whole(self, pieces: AsyncGenerator[tuple[int, RequestOutput], None]) -> dict[str, Any]:
+    async def whole(self, pieces: Pieces) -> dict[str, Any]:
         choices: dict[int, _Choice] = {}
-        async for new in self._changes(pieces):
-            old = choices.setdefault(new.index, new)
-            if old is new:
-                continue
-            old.text += new.text
-            if old.logprobs is not None and new.logprobs is not None:
-                for name, values in new.logprobs.items():
-                    old.logprobs[name] += values
-            old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
+        async with aclosing(self._changes(pieces)) as changes:
+            async for new in changes:
+                if new.index in choices:
+                    choices[new.index].add(new)
+                else:
+                    choices[new.index] = new
         head = heading("cmpl", "text_completion", self.engine.info.name)
         return head | {"choices": [choices[i].body for i in sorted(choices)], "usage": self.usage.body}
 
-    async def events(self, pieces: AsyncGenerator[tuple[int, RequestOutput], None]) -> AsyncGenerator[Any, None]:
+    async def events(self, pieces: Pieces) -> AsyncGenerator[Any, None]:
         head = heading("cmpl", "text_completion", self.engine.info.name)
-        include_usage = self.body.stream_options is not None and self.body.stream_options.include_usage
-        if include_usage:
+        if self.body.include_usage:
             head["usage"] = None
-        async for choice in self._changes(pieces):
-            if choice.text or choice.logprobs or choice.finish_reason:
-                yield head | {"choices": [choice.body]}
-        if include_usage:
+        async with aclosing(self._changes(pieces)) as changes:
+            async for choice in changes:
+                if choice.text or (choice.logprobs and choice.logprobs["tokens"]) or choice.finish_reason:
+                    yield head | {"choices": [choice.body]}
+        if self.body.include_usage:
             yield head | {"choices": [], "usage": self.usage.body}
 
-    async def _changes(self, pieces: AsyncGenerator[tuple[int, RequestOutput], None]) -> AsyncGenerator[_Choice, None]:
-        """What is new of each choice, step by step; the prompt, if echoed, is part of each choice's first."""
+    async def _changes(self, pieces: Pieces) -> AsyncGenerator[_Choice, None]:
+        """What is new of each choice; the prompt, if echoed, is part of each choice's first."""
         for prompt in self.prompts:
             self.usage.add_prompt(len(prompt))
-        offsets: dict[int, int] = {}
-        echoed: dict[int, list[TokenLogprobs | None]] = {}
-        try:
+        scored: dict[int, RequestOutput] = {}  # by prompt, the piece with the prompt's log-probabilities
+        async with aclosing(pieces):
             async for place, piece in pieces:
-                if piece.prompt_logprobs is not None:
-                    echoed[place] = piece.prompt_logprobs
                 if self._scores_only:
-                    self.usage.num_cached += piece.num_cached_tokens
-                else:
-                    self.usage.add(piece)
+                    _drop_answer(piece)
+                self.usage.add(piece)
+                first = scored.setdefault(place, piece)
                 for output in piece.outputs:
-                    index = place * self.num_choices + output.index
-                    choice = self._change(place, output, index, offsets.get(index), echoed.get(place))
-                    offsets[index] = choice.offset
+                    choice = _Choice(place * self.body.n + output.index)
+                    if choice.index not in self.lists:
+                        self._begin(choice, place, first)
+                    self._advance(choice, output)
                     yield choice
-        finally:
-            await pieces.aclose()
 
-    def _change(
-        self,
-        place: int,
-        output: CompletionOutput,
-        index: int,
-        offset: int | None,
-        prompt_entries: list[TokenLogprobs | None] | None,
-    ) -> _Choice:
-        tokenizer = self.engine.tokenizer
-        entries: list[tuple[int, TokenLogprobs | None]] = []
-        choice = _Choice(index, offset=offset or 0)
-        if offset is None and self.body.echo:
-            prompt = self.prompts[place]
-            choice.text = tokenizer.decode(prompt, skip_special_tokens=self.body.skip_special_tokens is not False)
-            if self.body.logprobs is not None and prompt_entries is not None:
-                entries += zip(prompt, prompt_entries, strict=True)
-        elif offset is None and prompt_entries is not None and self.body.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(tokenizer, prompt_entries)
-        if self._scores_only:
-            choice.finish_reason = "length"
+    def _begin(self, choice: _Choice, place: int, first: RequestOutput) -> None:
+        """What comes before a choice's first token."""
+        tokenizer, body = self.engine.tokenizer, self.body
+        lists = self.lists[choice.index] = TokenLists(tokenizer, body.logprobs or 0)
+        if body.prompt_logprobs is not None and first.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(tokenizer, first.prompt_logprobs, body.prompt_logprobs)
+        if body.echo:
+            given = body.prompt[place]
+            choice.text = given if isinstance(given, str) else tokenizer.decode(given, skip_special_tokens=False)
+            if body.logprobs is not None and first.prompt_logprobs is not None:
+                choice.logprobs = lists.prompt(choice.text, self.prompts[place], first.prompt_logprobs)
+
+    def _advance(self, choice: _Choice, output: CompletionOutput) -> None:
+        """What the engine adds to a choice."""
+        choice.text += output.text
+        choice.finish_reason, choice.stop_reason = finish_reason(output), output.stop_reason
+        if self.body.logprobs is None:
+            return
+        hidden = self.engine.tokenizer.special_ids if self.body.skip_special_tokens else frozenset()
+        new = self.lists[choice.index].answer(output.logprobs or [], hidden)
+        if choice.logprobs is None:
+            choice.logprobs = new
         else:
-            choice.text += output.text
-            choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
-            entries += [(entry.token_id, entry) for entry in output.logprobs or []]
-        if self.body.logprobs is not None:
-            choice.logprobs, choice.offset = _logprobs(tokenizer, entries, choice.offset)
-        return choice
+            choice.logprobs = {name: values + new[name] for name, values in choice.logprobs.items()}
 
     @property
     def _scores_only(self) -> bool:
@@ -165,16 +155,8 @@ class _Answer:
         return self.body.echo and self.body.max_tokens == 0
 
 
-def _logprobs(
-    tokenizer: Tokenizer, entries: Sequence[tuple[int, TokenLogprobs | None]], offset: int
-) -> tuple[dict[str, list[Any]], int]:
-    """The API's parallel lists, and the offset after the last token."""
-    body: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token_id, entry in entries:
-        text = tokenizer.piece(token_id)[0]
-        body["tokens"].append(text)
-        body["text_offset"].append(offset)
-        body["token_logprobs"].append(entry and entry.logprob)
-        body["top_logprobs"].append(entry and {tokenizer.piece(token)[0]: value for token, value in entry.top})
-        offset += len(text)
-    return body, offset
+def _drop_answer(piece: RequestOutput) -> None:
+    """Leave the one token out that was computed only to score the prompt."""
+    for output in piece.outputs:
+        output.text, output.token_ids, output.logprobs, output.stop_reason = "", [], None, None
+        output.finish_reason = "length" if output.finish_reason in ("stop", "length") else output.finish_reason

@@ -1,16 +1,22 @@
 """From bodies to what the engine takes.
 
-Owns: the one place where a field of a body becomes a field of SamplingParams; the check of the model's name.
+Owns: the one place where a field of a body becomes a field of SamplingParams, prompts become token ids, and the
+model's name is checked.
 Must not know: answers, streams.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import NotFoundError, RequestError
 from izh.request import MAX_LOGPROBS, SamplingParams
-from izh.server.schema import ChatBody, CompletionBody, SamplingBody, TokenizeBody
+from izh.server.errors import shown
+from izh.server.schema import ChatBody, CompletionBody, Conversation, Message, SamplingBody
+
+MAX_CHOICES = 1024
+"""Most choices of one request: prompts times n."""
 
 _SAME_NAME = (
     "temperature",
@@ -28,19 +34,24 @@ _SAME_NAME = (
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
-    "prompt_logprobs",
 )
 
 
 def check_model(engine: AsyncLLM, name: str | None) -> None:
     """Raises NotFoundError unless `name` (None: whatever is served) is served here."""
     if name is not None and name != engine.info.name:
-        raise NotFoundError(f"model {name!r} is not served here; served: {engine.info.name!r}", "model")
+        raise NotFoundError(f"model {shown(name)} is not served here; served: {engine.info.name!r}", "model")
 
 
 def chat_params(body: ChatBody) -> SamplingParams:
     """Without a limit of its own, a chat answer may fill the context."""
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise RequestError(
+            f"max_tokens ({body.max_tokens}) and max_completion_tokens ({body.max_completion_tokens}) name the same "
+            "limit; give one of them",
+            "max_completion_tokens",
+        )
     if body.top_logprobs is not None:
         if not body.logprobs:
             raise RequestError("top_logprobs is only allowed when logprobs is true", "top_logprobs")
@@ -48,46 +59,72 @@ def chat_params(body: ChatBody) -> SamplingParams:
             raise RequestError(
                 f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {body.top_logprobs}", "top_logprobs"
             )
-    return _params(body, max_tokens=limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    return _params(
+        body,
+        max_tokens=limits.pop() if limits else None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
 
 
 def completion_params(body: CompletionBody) -> SamplingParams:
     """With echo and logprobs the prompt's are asked for too. max_tokens 0 scores the prompt: one token is computed and
     left out of the answer (`completions.py`)."""
-    fields: dict[str, Any] = {"logprobs": body.logprobs}
-    if body.max_tokens is not None:
-        fields["max_tokens"] = 1 if body.max_tokens == 0 and body.echo else body.max_tokens
+    num_choices = len(body.prompt) * body.n
+    if num_choices > MAX_CHOICES:
+        raise RequestError(
+            f"one request may have at most {MAX_CHOICES} choices, got {len(body.prompt)} prompts times n {body.n}",
+            "prompt",
+        )
+    prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
-        fields["prompt_logprobs"] = body.logprobs
-    return _params(body, **fields)
+        prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
+    return _params(
+        body,
+        max_tokens=1 if body.max_tokens == 0 and body.echo else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
-async def chat_ids(engine: AsyncLLM, body: ChatBody | TokenizeBody) -> list[int]:
-    """The conversation's token ids, through the chat template, off the event loop."""
+async def chat_ids(engine: AsyncLLM, body: Conversation) -> list[int]:
+    """The conversation's token ids, through the chat template, off the event loop. Unless told otherwise, the template
+    opens the assistant's turn, or leaves the final message open to be continued."""
+    opens_turn = body.add_generation_prompt
     return await asyncio.to_thread(
         engine.tokenizer.chat,
-        body.messages or [],
-        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+        [_template_message(message) for message in body.messages or ()],
+        add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
         continue_final_message=body.continue_final_message,
         template_kwargs=body.chat_template_kwargs,
     )
 
 
-async def text_ids(engine: AsyncLLM, text: str, add_special_tokens: bool) -> list[int]:
-    """The text's token ids, off the event loop."""
-    return await asyncio.to_thread(engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+async def prompt_ids(engine: AsyncLLM, prompts: Sequence[str | list[int]], add_special_tokens: bool) -> list[list[int]]:
+    """The prompts' token ids; texts are tokenized off the event loop."""
+
+    def encode() -> list[list[int]]:
+        return [
+            prompt if isinstance(prompt, list) else engine.tokenizer.encode(prompt, add_special_tokens)
+            for prompt in prompts
+        ]
+
+    return await asyncio.to_thread(encode)
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    """Templates know no developer: it is the API's newer name of the system's role."""
+    fields = message.model_dump(exclude_none=True)
+    return fields | {"role": "system" if message.role == "developer" else message.role}
 
 
 def _params(body: SamplingBody, **fields: Any) -> SamplingParams:
-    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    return SamplingParams(**(given | {"logit_bias": _logit_bias(body.logit_bias)} | fields))
+    same = {name: getattr(body, name) for name in _SAME_NAME}
+    return SamplingParams(**same, logit_bias=_logit_bias(body.logit_bias), **fields)
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
-    if not bias:
-        return None
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        wrong = next(token for token in bias if not token.lstrip("-").isdecimal())
-        raise RequestError(f"logit_bias must map token ids to numbers, got the key {wrong!r}", "logit_bias") from None
+    for token in bias or ():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise RequestError(f"logit_bias must map token ids to numbers, got the key {shown(token)}", "logit_bias")
+    return {int(token): value for token, value in bias.items()} if bias else None

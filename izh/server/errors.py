@@ -31,6 +31,14 @@ log = logging.getLogger("izh.server")
 
 CLIENT_CLOSED_REQUEST = 499
 _RETRY_AFTER_S = "1"
+# A field's name and one of these make a sentence; pydantic's messages do not.
+_MUST = {"model_attributes_type": "must be an object", "dict_type": "must be an object"}
+_WORDS = {
+    "Value error, ": "",
+    "Input should be": "must be",
+    "Input should have": "must have",
+    "greater than or equal to": "at least",
+}
 _MAX_SHOWN = 80  # characters of a wrong value that a message repeats
 
 
@@ -48,16 +56,19 @@ class Problem:
     @property
     def body(self) -> dict[str, Any]:
         """The JSON body. Text from the request may hold lone surrogates, which UTF-8 cannot write."""
-        shown = {"message": _printable(self.message), "type": self.type}
-        return {"error": {**shown, "param": _printable(self.param), "code": self.code}}
+        message, param = printable(self.message), self.param and printable(self.param)
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
     @property
     def response(self) -> Response:
         return JSONResponse(self.body, self.status, headers=dict(self.headers))
 
 
+_INTERNAL = Problem(status=500, message="internal error", type="server_error", code="internal_error")
+
+
 def describe(error: Exception) -> Problem:
-    """The answer to an error raised while serving a request; unexpected ones are logged here, once."""
+    """The answer to an error raised while serving a request. Those that are no fault of the client are logged."""
     match error:
         case ContextLengthError():
             return Problem(status=400, message=error.message, code="context_length_exceeded", param=error.param)
@@ -76,7 +87,7 @@ def describe(error: Exception) -> Problem:
             return Problem(status=500, message=str(error), type="server_error", code="internal_error")
         case _:
             log.error("a request failed unexpectedly", exc_info=error)
-            return Problem(status=500, message="internal error", type="server_error", code="internal_error")
+            return _INTERNAL
 
 
 def overloaded(message: str) -> Problem:
@@ -90,6 +101,11 @@ def shown(value: Any) -> str:
     # Cut before repr: a value may be megabytes long.
     text = repr(value[:_MAX_SHOWN]) if isinstance(value, str | list) else repr(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def printable(text: str) -> str:
+    """The text with lone surrogates spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def handle(app: FastAPI) -> None:
@@ -106,6 +122,9 @@ def handle(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return _http_problem(request, error).response
 
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return _INTERNAL.response  # not logged here: Starlette raises it further, and the HTTP server logs it
+
     async def disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it; it names the case in access logs
 
@@ -113,11 +132,7 @@ def handle(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientDisconnect, disconnect)
-    app.add_exception_handler(Exception, izh_error)
-
-
-def _printable(text: str | None) -> str | None:
-    return text if text is None else text.encode("utf-8", "backslashreplace").decode()
+    app.add_exception_handler(Exception, unexpected)
 
 
 def _http_problem(request: Request, error: HTTPException) -> Problem:
@@ -157,7 +172,9 @@ def _validation_problem(errors: Sequence[Mapping[str, Any]]) -> Problem:
     elif kind == "missing":
         message = f"{param} is required"
     else:
-        must = first["msg"].replace("Input should be", "must be").replace("Input should have", "must have")
+        must = _MUST.get(kind, first["msg"])
+        for theirs, ours in _WORDS.items():
+            must = must.replace(theirs, ours)
         message = f"{param} {must}, got {shown(value)}"
     return Problem(status=400, message=message, param=param or None)
 

@@ -1,174 +1,250 @@
 """The bodies that clients send.
 
-Owns: one pydantic model per route; which fields exist, their types, and what is refused by name.
-Must not know: the engine, what a field does (`convert.py`).
-Invariant: nothing is dropped in silence. A field that is not here, or is here but only at the value at which it has no
-effect, is an error that names it.
+Owns: one pydantic model per body: which fields exist, their types, and what is refused by name.
+Must not know: the engine, or what a field does (`convert.py`).
+Invariants: nothing is dropped in silence: a field that is neither here nor in `inert.py` is an error that names it.
+No value is converted to another type. null means "not given", for every field. What passes here can be written as
+UTF-8 and as 64-bit integers, so that it can travel to the engine.
 """
 
-from typing import Any, ClassVar
+import difflib
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 
 from izh.errors import RequestError
+from izh.server import inert
+from izh.server.errors import printable
+
+_MAX_NAME = 80  # characters of an unknown field's name that a message repeats
 
 
 class Body(BaseModel):
-    """A JSON object with known fields. `INERT` lists the API's fields that are accepted only at harmless values."""
+    """A JSON object of which every field counts; `INERT` has those that count only by asking for nothing."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=True)
-    INERT: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    IGNORED: ClassVar[frozenset[str]] = frozenset({"user", "safety_identifier", "prompt_cache_key"})
-    """Fields that only describe the caller: any value, no effect, as the API documents them."""
+    model_config = ConfigDict(strict=True, extra="forbid")
+    INERT: ClassVar[inert.Table] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_implemented(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
+        given = {}
         for name, value in body.items():
-            if name in cls.model_fields or name in cls.IGNORED:
-                continue
-            if name not in cls.INERT:
-                raise RequestError(f"{name} is not a field of this request that izh implements; leave it out", name)
-            # `in` would take 0 for False and 1 for True.
-            if not any(type(value) is type(ok) and value == ok for ok in (None, *cls.INERT[name])):
-                raise RequestError(f"{name} is not implemented; leave it out", name)
-        return body
+            if name in cls.model_fields:
+                if value is not None:
+                    given[name] = value
+            elif name in cls.INERT:
+                cls.INERT[name].check(name, value)
+            else:
+                spelled = printable(name[:_MAX_NAME])
+                close = difflib.get_close_matches(spelled, cls.model_fields, n=1)
+                advice = f"did you mean {close[0]}?" if close else "leave it out"
+                raise RequestError(f"{spelled} is not a field that this server implements; {advice}", spelled)
+        return given
+
+
+def _must_be(what: str) -> WrapValidator:
+    """One message for a union, instead of one for each of its members; if a member says what is wrong, that one."""
+
+    def check(value: Any, accept: Callable[[Any], Any]) -> Any:
+        try:
+            return accept(value)
+        except ValidationError as error:
+            of_a_member = next((each["ctx"]["error"] for each in error.errors() if each["type"] == "value_error"), None)
+            raise of_a_member or ValueError(f"must be {what}") from error
+
+    return WrapValidator(check)
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("must be valid Unicode: it holds half of a surrogate pair") from error
+    return text
+
+
+def _in_a_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
+Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Texts = Annotated[list[Text], BeforeValidator(_in_a_list), _must_be("a string or a list of strings")]
 
 
 class StreamOptions(Body):
+    """What a stream tells besides the answer."""
+
+    INERT = inert.STREAM
+
     include_usage: bool = False
-    INERT = {"include_obfuscation": (False,)}
 
 
 class SamplingBody(Body):
-    """What chat and text completions share. None means the default of `SamplingParams`."""
+    """What chat and text completions share. `SamplingParams` knows the limits of the values."""
 
-    model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    model: Text | None = None
+    n: Int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: Int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: Any = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    stream: bool | None = None
+    min_tokens: Int = 0
+    stop: Texts = []
+    stop_token_ids: list[Int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: Int | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-
-    @field_validator("stop")
-    @classmethod
-    def _stop_is_text(cls, value: Any) -> Any:
-        several = [value] if isinstance(value, str) else value
-        if several is not None and not (isinstance(several, list) and all(isinstance(s, str) for s in several)):
-            raise RequestError(f"stop must be a string or a list of strings, got {value!r}")
-        return several
-
-    @field_validator("cache_salt")
-    @classmethod
-    def _salt_is_not_empty(cls, value: str | None) -> str | None:
-        if value == "":
-            raise RequestError("cache_salt must not be empty; leave it out to share the prefix cache")
-        return value
+    priority: Int = 0
+    cache_salt: Text | None = None
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> "SamplingBody":
+    def _fields_that_depend(self) -> "SamplingBody":
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed when stream is true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs is only available when stream is false", "prompt_logprobs")
+        if self.cache_salt == "":
+            raise RequestError("cache_salt must not be empty; leave it out to share the prefix cache", "cache_salt")
         return self
 
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
-class ChatBody(SamplingBody):
-    """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    INERT = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "store": (False,),
-        "metadata": ({},),
-        "service_tier": ("auto", "default"),
-        "reasoning_effort": (),
-        "verbosity": (),
-        "web_search_options": (),
-        "best_of": (),
-    }
-
-    @field_validator("messages")
-    @classmethod
-    def _messages_have_roles(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for index, message in enumerate(messages):
-            place = f"messages[{index}]"
-            if not isinstance(message.get("role"), str):
-                raise RequestError(f"{place}.role must be a string, got {message.get('role')!r}")
-            content = message.get("content")
-            if content is not None and not isinstance(content, str | list):
-                raise RequestError(f"{place}.content must be a string or a list of parts, got {content!r}")
-            calls = message.get("tool_calls")
-            if calls is not None and not (isinstance(calls, list) and all(isinstance(c, dict) for c in calls)):
-                raise RequestError(f"{place}.tool_calls must be a list of objects, got {calls!r}")
-        return messages
+def _as_prompts(value: Any) -> Any:
+    """One prompt as a list of one; an empty list is no list of prompts and no prompt."""
+    if isinstance(value, list) and not value:
+        raise RequestError("prompt must not be an empty list")
+    is_one = isinstance(value, str) or (isinstance(value, list) and isinstance(value[0], int))
+    return [value] if is_one else value
 
 
 class CompletionBody(SamplingBody):
-    """POST /v1/completions."""
+    """POST /v1/completions. `prompt` may be one or several, each a text or token ids; here it is always a list."""
 
-    prompt: Any = Field(description="text, a list of texts, token ids, or a list of those")
+    INERT = inert.COMPLETION
+
+    prompt: Annotated[
+        list[Text] | list[list[Int]],
+        _must_be("a string, a list of strings, a list of token ids, or a list of those"),
+        BeforeValidator(_as_prompts),
+    ]
+    max_tokens: Int = 16
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Int | None = None
     add_special_tokens: bool = True
-    INERT = {"suffix": (), "best_of": ()}
 
-    @field_validator("prompt")
+
+class Part(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: Text
+
+    @model_validator(mode="before")
     @classmethod
-    def _prompt_is_one_or_several(cls, value: Any) -> list[str | list[int]]:
-        if isinstance(value, str) or (isinstance(value, list) and value and all(map(_is_id, value))):
-            return [value]
-        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-            return value
-        if isinstance(value, list) and value and all(isinstance(e, list) and all(map(_is_id, e)) for e in value):
-            return value
-        if value == []:
-            raise RequestError("prompt must not be an empty list")
-        raise RequestError("prompt must be a string, a list of strings, a list of token ids, or a list of those")
+    def _only_text(cls, part: Any) -> Any:
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
+            kind = part["type"][:_MAX_NAME]
+            raise RequestError(f"content of type {kind!r} is not supported: this server takes text parts only", "type")
+        return part
 
 
-class TokenizeBody(Body):
-    """POST /tokenize: a prompt, or messages through the chat template."""
+def _as_parts(content: Any) -> Any:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError("must be a string or a list of parts")
+    return content
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+
+class ToolFunction(Body):
+    """What an earlier answer called: `arguments` is JSON in a string, as models write it."""
+
+    name: Text
+    arguments: Text
+
+
+class ToolCall(Body):
+    """A call in an earlier answer, for the chat template."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class Message(Body):
+    """A turn of a conversation."""
+
+    INERT = inert.MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[Part], BeforeValidator(_as_parts)] | None = None
+    name: Text | None = None
+    reasoning_content: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise RequestError(f"tool_calls belong to messages of the assistant, not of role {self.role}", "tool_calls")
+        if not self.content and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("must have content, a string or a list of at least one part")
+        return self
+
+
+class Conversation(Body):
+    """Messages, and how the chat template is to write them."""
+
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(Conversation, SamplingBody):
+    """POST /v1/chat/completions."""
+
+    INERT = inert.CHAT
+
+    messages: list[Message]
+    max_tokens: Int | None = None
+    max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Int | None = None
+
+
+class TokenizeBody(Conversation):
+    """POST /tokenize: a prompt, or messages through the chat template."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    add_special_tokens: bool = True
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -181,9 +257,5 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    model: str | None = None
+    model: Text | None = None
     tokens: list[int]
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import RequestError
-from izh.server.convert import chat_ids, check_model, text_ids
+from izh.server.convert import chat_ids, check_model, prompt_ids
 from izh.server.schema import DetokenizeBody, TokenizeBody
 
 
@@ -18,7 +18,7 @@ def routes(engine: AsyncLLM) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         check_model(engine, body.model)
         if body.prompt is not None:
-            tokens = await text_ids(engine, body.prompt, body.add_special_tokens)
+            (tokens,) = await prompt_ids(engine, [body.prompt], body.add_special_tokens)
         else:
             tokens = await chat_ids(engine, body)
         strings = [engine.tokenizer.piece(token)[0] for token in tokens] if body.return_token_strs else None
