@@ -53,6 +53,15 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """LoRA adapters beside the base model."""
+
+    lora: tuple[str, ...] = option((), "NAME=DIR of an adapter in PEFT's format; requests name it", repeat=True)
+    max_loras: int = option(8, "adapters on the device at once; more wait their turn")
+    max_lora_rank: int = option(16, "highest rank of an adapter")
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelOptions:
     """Which implementation of each op, and how many cores."""
 
@@ -74,7 +83,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(ModelOptions, CacheOptions, ScheduleOptions, KernelOptions):
+class EngineOptions(ModelOptions, CacheOptions, ScheduleOptions, AdapterOptions, KernelOptions):
     """Everything an engine needs: what `LLM(...)` and `AsyncLLM(...)` take as keywords."""
 
 

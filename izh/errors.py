@@ -41,6 +41,10 @@ class ModelLoadError(IzhError):
     """A checkpoint cannot be loaded; the message names the file, tensor or config field."""
 
 
+class AdapterError(IzhError, ValueError):
+    """An adapter cannot be loaded, replaced or unloaded; the message names the key, field or file. Nothing changed."""
+
+
 class OptionError(IzhError, ValueError):
     """An option's value is impossible on this machine or for this model."""
 

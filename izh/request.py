@@ -113,7 +113,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One choice of one user request, as the engine gets it.
 
     A user request with n choices becomes n Requests with ids "ID/0" .. "ID/n-1" and the same prompt; `choice` tells
-    them apart in the random stream. `arrival_s` is on the system's monotonic clock. Lower `priority` runs first.
+    them apart in the random stream. `adapters` are names and scales of LoRA adapters, summed; none is the base model.
+    `arrival_s` is on the system's monotonic clock. Lower `priority` runs first.
     """
 
     id: str
@@ -122,6 +123,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrival_s: float
     choice: int = 0
     priority: int = 0
+    adapters: tuple[tuple[str, float], ...] = ()
     cache_salt: str | None = None
 
 

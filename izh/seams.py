@@ -43,6 +43,9 @@ class Stage(Protocol):
     def fill(self, plan: Plan, batch: Batch) -> None:
         """Write this feature's channel of `batch` and nothing else."""
 
+    def narrow(self, rows: list[int]) -> None:
+        """From here on only these rows of the step go on, in this order: a head is about to use them."""
+
 
 @dataclass(slots=True)
 class Result:

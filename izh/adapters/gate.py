@@ -2,7 +2,7 @@
 
 Owns: the lease: from `open` to `close` a sequence keeps the exact weights it asked for, whatever is loaded, replaced or
 unloaded meanwhile; and, from its first chunk on, a hold on the slot where they lie. Preemption changes neither.
-Must not know: tensors, kernels, files (`Catalog` is asked for weights by name).
+Must not know: tensors, kernels, files (it is given a function that finds a request's adapter).
 Invariants: every lease and hold is given back once, in `close`; a slot is never reassigned while held.
 
 Fairness. Adapters wait by age: when more are asked for than there are slots, the oldest waiting requests whose adapters
@@ -14,53 +14,46 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from izh.adapters.slots import SlotTable
+from izh.adapters.weights import Adapter
 from izh.sequence import Chunk, Sequence
-
-
-class Weights(Protocol):
-    """What the gate needs to know of an adapter's weights."""
-
-    @property
-    def digest(self) -> bytes: ...
 
 
 @dataclass(slots=True)
 class _Lease:
     """One live sequence's adapter; `slot` is None until its first chunk is taken."""
 
-    weights: Weights
+    adapter: Adapter
     slot: int | None = None
 
 
 class AdapterGate:
-    """The Gate (izh/seams.py) of LoRA adapters. `find` turns a request's adapters into weights, or raises NotFoundError
-    or RequestError."""
+    """The Gate (izh/seams.py) of LoRA adapters. `find` gives a request's adapter, None for the base
+    model, or raises NotFoundError or RequestError."""
 
-    def __init__(self, slots: SlotTable, find: Callable[[Sequence], Weights | None]) -> None:
+    def __init__(self, slots: SlotTable, find: Callable[[Sequence], Adapter | None]) -> None:
         self._slots = slots
         self._find = find
         self._leases: dict[str, _Lease] = {}  # in order of admission
         self._waiting: dict[str, Sequence] = {}  # leased, no slot yet
 
     def open(self, sequence: Sequence) -> None:
-        weights = self._find(sequence)
-        if weights is not None:
-            self._leases[sequence.id] = _Lease(weights)
+        adapter = self._find(sequence)
+        if adapter is not None:
+            self._leases[sequence.id] = _Lease(adapter)
             self._waiting[sequence.id] = sequence
             self._forget_queue()
 
     def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
         lease = self._leases.get(sequence.id)
-        return () if lease is None else (b"lora", lease.weights.digest)
+        return () if lease is None else (b"lora", lease.adapter.digest)
 
     def grant(self, chunk: Chunk) -> int:
         lease = self._leases.get(chunk.sequence.id)
         if lease is None or lease.slot is not None:
             return chunk.count
-        digest = lease.weights.digest
+        digest = lease.adapter.digest
         if self._is_held(digest):
             num_older = bisect_left(self._queue, chunk.sequence.rank, key=lambda entry: entry[0])
             may_run = self._slots.find(digest) not in self._closed(num_older - self._slots.num_idle)
@@ -72,7 +65,7 @@ class AdapterGate:
     def take(self, chunk: Chunk) -> None:
         lease = self._leases.get(chunk.sequence.id)
         if lease is not None and lease.slot is None:
-            lease.slot = self._slots.take(lease.weights.digest)
+            lease.slot = self._slots.take(lease.adapter.digest)
             del self._waiting[chunk.sequence.id]
             self._forget_queue()
 
@@ -85,20 +78,20 @@ class AdapterGate:
             self._slots.release(lease.slot)
         self._forget_queue()
 
-    # -- what the stage and the catalog ask ---------------------------------------------------------------------------
+    # -- what the stage and the shelf ask ---------------------------------------------------------------------------
 
     def slot(self, sequence: Sequence) -> int | None:
         """The slot whose adapter the sequence's rows take; None for the base model."""
         lease = self._leases.get(sequence.id)
         return None if lease is None else lease.slot
 
-    def weights(self, sequence: Sequence) -> Weights:
+    def adapter(self, sequence: Sequence) -> Adapter:
         """The weights that the sequence has leased."""
-        return self._leases[sequence.id].weights
+        return self._leases[sequence.id].adapter
 
     def num_leases(self, digest: bytes) -> int:
         """How many live sequences use these weights."""
-        return sum(1 for lease in self._leases.values() if lease.weights.digest == digest)
+        return sum(1 for lease in self._leases.values() if lease.adapter.digest == digest)
 
     @property
     def num_live(self) -> int:
@@ -118,7 +111,7 @@ class AdapterGate:
         until a sequence comes, gets its slot, or goes."""
         first: dict[bytes, tuple[float, int]] = {}
         for sequence in self._waiting.values():
-            digest = self._leases[sequence.id].weights.digest
+            digest = self._leases[sequence.id].adapter.digest
             if not self._is_held(digest):
                 first[digest] = min(first.get(digest, sequence.rank), sequence.rank)
         return sorted((rank, digest) for digest, rank in first.items())

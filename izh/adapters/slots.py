@@ -43,9 +43,8 @@ class SlotTable:
         """Holds not given back yet, over all slots."""
         return sum(self._holds)
 
-    def take(self, digest: bytes) -> int:
-        """Hold the adapter's slot, assigning it the idle slot unused for longest if it has none. Some slot must be
-        idle then."""
+    def place(self, digest: bytes) -> int:
+        """Assign the adapter the idle slot unused for longest, unless it has a slot. Some slot must be idle then."""
         slot = self._slot_of.get(digest)
         if slot is None:
             slot = next(iter(self._idle))
@@ -54,6 +53,12 @@ class SlotTable:
                 del self._slot_of[old]
             self._digest[slot] = digest
             self._slot_of[digest] = slot
+            self._idle.move_to_end(slot)
+        return slot
+
+    def take(self, digest: bytes) -> int:
+        """Hold the adapter's slot, placing it first if it has none."""
+        slot = self.place(digest)
         self._holds[slot] += 1
         self._idle.pop(slot, None)
         return slot

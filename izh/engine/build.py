@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import Progress
 
+from izh.adapters.bank import AdapterBank
+from izh.adapters.gate import AdapterGate
+from izh.adapters.peft import read_peft
+from izh.adapters.shelf import AdapterShelf, named_directory
+from izh.adapters.stage import AdapterStage
 from izh.cache.blocks import BlockPool
 from izh.cache.keys import BlockKeys
 from izh.config import EngineOptions
@@ -24,7 +29,7 @@ from izh.runner.runner import Runner, allocate_pages
 from izh.sampling.gate import SamplingGate
 from izh.sampling.head import SamplingHead
 from izh.schedule.scheduler import Scheduler
-from izh.seams import Gate, Head
+from izh.seams import Gate, Head, Stage
 
 
 @dataclass(frozen=True)
@@ -43,20 +48,45 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
     with _compiling(quiet) as progress:
         prepare(ops, settings.num_threads, progress)
     model, fingerprint = load_decoder(source, spec, ops, settings.device, settings.dtype, quiet=quiet)
-    return Engine(compose(settings, model, fingerprint), settings)
+    adapters = Adapters.load(options, model, settings) if options.lora else None
+    return Engine(compose(settings, model, fingerprint, adapters), settings)
 
 
-def compose(settings: Settings, model: Decoder, fingerprint: bytes) -> EngineCore:
+@dataclass(frozen=True)
+class Adapters:
+    """The model's adapter bank and the adapters known by name."""
+
+    bank: AdapterBank
+    shelf: AdapterShelf
+
+    @classmethod
+    def load(cls, options: EngineOptions, model: Decoder, settings: Settings) -> "Adapters":
+        """Wrap the model and read the adapters that the options name. Raises AdapterError."""
+        backend = "torch" if settings.kernels == "reference" else "cpu"
+        bank = AdapterBank(model, options.max_loras, options.max_lora_rank, backend=backend)
+        shelf = AdapterShelf(bank.check)
+        for text in options.lora:
+            name, directory = named_directory(text)
+            shelf.put(name, read_peft(directory, bank.shapes))
+        return cls(bank, shelf)
+
+
+def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Adapters | None = None) -> EngineCore:
     """An engine around a loaded model, with KV pages of its own. `fingerprint` is the weights' identity."""
     spec, limits, device = model.spec, settings.limits, settings.device
     gates: list[Gate] = [SamplingGate(spec.vocab_size)]
     heads: list[Head] = [
         SamplingHead(model.logits, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len)
     ]
+    stages: list[Stage] = []
+    if adapters is not None:
+        gate = AdapterGate(adapters.bank.slots, adapters.shelf.find)
+        gates.append(gate)
+        stages.append(AdapterStage(adapters.bank, gate))
     keys = BlockKeys(limits.block_size, fingerprint, spec.length_key, [gate.key for gate in gates])
     scheduler = Scheduler(limits, BlockPool(settings.num_blocks), keys, tuple(gates))
     pages = allocate_pages(model, settings.num_blocks, limits.block_size, settings.dtype, device)
-    runner = Runner(model, pages, limits.block_size, device, stages=[], heads=heads)
+    runner = Runner(model, pages, limits.block_size, device, stages=stages, heads=heads)
     return EngineCore(scheduler, runner, gates, heads, settings.max_model_len, spec.vocab_size)
 
 

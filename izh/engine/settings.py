@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from izh.adapters.sites import num_adapter_values
 from izh.config import EngineOptions
 from izh.errors import OptionError
 from izh.model.spec import ModelSpec
@@ -67,6 +68,13 @@ def resolve(options: EngineOptions, spec: ModelSpec) -> Settings:
         limits=limits,
     )
     log.info("device %s, %s, %d threads", device, str(dtype).removeprefix("torch."), num_threads)
+    if options.lora:
+        log.info(
+            "adapters: %d slots of rank %d (%.2f GiB)",
+            options.max_loras,
+            options.max_lora_rank,
+            adapter_bytes(options, spec, dtype) / GIB,
+        )
     log.info(
         "KV cache: %d blocks of %d tokens (%.2f GiB, %d tokens)",
         num_blocks,
@@ -92,15 +100,23 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return (spec.num_layers * layer + embeddings) * dtype.itemsize
 
 
+def adapter_bytes(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of the adapters' slots, none without adapters."""
+    if not options.lora:
+        return 0
+    return num_adapter_values(spec, options.max_loras, options.max_lora_rank) * dtype.itemsize
+
+
 def _kv_bytes(options: EngineOptions, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> int:
     if options.kv_cache_gb is not None:
         if options.kv_cache_gb <= 0:
             raise OptionError(f"--kv-cache-gb must be above 0, got {options.kv_cache_gb:g}")
         return int(options.kv_cache_gb * GIB)
+    taken = weight_bytes(spec, dtype) + adapter_bytes(options, spec, dtype)
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
-        return int((free - weight_bytes(spec, dtype)) * _GPU_KV_SHARE)
-    free = psutil.virtual_memory().available - weight_bytes(spec, dtype)
+        return int((free - taken) * _GPU_KV_SHARE)
+    free = psutil.virtual_memory().available - taken
     return int(min(max(free, 0) * _CPU_KV_SHARE, _CPU_KV_MAX))
 
 
@@ -127,6 +143,9 @@ def _max_model_len(options: EngineOptions, spec: ModelSpec, num_blocks: int, blo
 
 
 def _limits(options: EngineOptions) -> Limits:
+    for name in ("max_loras", "max_lora_rank"):
+        if getattr(options, name) < 1:
+            raise OptionError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
     if options.block_size < 1:
         raise OptionError(f"--block-size must be at least 1, got {options.block_size}")
     if options.max_num_seqs < 1:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from izh.kernels.lora import AdapterRows
+
 
 @dataclass(frozen=True)
 class Ops:
@@ -47,3 +49,8 @@ class Ops:
 
     gelu_tanh_mul: Callable[[Tensor], Tensor]
     """gelu_tanh_mul(x [T, 2N]) -> [T, N] = gelu_tanh(x[:, :N]) * x[:, N:]."""
+
+    add_lora: Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], Tensor, AdapterRows], None]
+    """add_lora(y [T, D], x [T, K], a [S, P, R, K], b [S, D, R], offsets (P + 1 numbers, 0 .. D), ranks [S, P] int32 on
+    the host, rows).  For each row t of `rows` with slot s, and each part p with r = ranks[s, p] and outputs
+    d in offsets[p] .. offsets[p+1]-1:  y[t, d] += b[s, d, :r] @ (a[s, p, :r] @ x[t]).  Modifies y."""

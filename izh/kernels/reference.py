@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from izh.kernels.lora import add_lora
 from izh.kernels.ops import Ops
 
 
@@ -99,4 +100,5 @@ REFERENCE = Ops(
     paged_attention=paged_attention,
     silu_mul=silu_mul,
     gelu_tanh_mul=gelu_tanh_mul,
+    add_lora=add_lora,
 )

@@ -60,6 +60,8 @@ class Runner:
         for head in self._heads:
             rows = head.rows(plan)
             if rows:
+                for stage in self._stages:
+                    stage.narrow(rows)
                 results += head.finish(plan, hidden[torch.tensor(rows, device=self._device)])
         return results
 

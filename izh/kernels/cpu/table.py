@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from izh.kernels.cpu import attention, elementwise
+from izh.kernels.lora import add_lora
 from izh.kernels.ops import Ops
 
 NUMBA = Ops(
@@ -19,6 +20,7 @@ NUMBA = Ops(
     paged_attention=attention.paged_attention,
     silu_mul=elementwise.silu_mul,
     gelu_tanh_mul=elementwise.gelu_tanh_mul,
+    add_lora=add_lora,
 )
 
 

@@ -1,0 +1,182 @@
+"""Adapters on the device: slots of low-rank weights beside the model's own.
+
+Owns: AdapterBank, which wraps a model's projections once and keeps each slot's weights; which rows apply which slot.
+Must not know: the scheduler, requests, PEFT's file format.
+Invariants: a failed load changes nothing; a slot that is held is never rewritten; rows without an adapter get exactly
+what the unwrapped model gives.
+
+y_i = W x_i + B_s (A_s x_i), s the row's adapter; the scale is folded into B (Hu et al. 2021, section 4.1).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from izh.adapters.linear import AdapterEmbedding, AdapterLinear
+from izh.adapters.peft import read_peft
+from izh.adapters.sites import Site, decoder_sites, linear_sites, shapes_of
+from izh.adapters.slots import SlotTable
+from izh.adapters.weights import Adapter, ModuleDelta
+from izh.errors import AdapterError
+from izh.kernels.lora import AdapterRows
+from izh.kernels.ops import Ops
+from izh.kernels.select import select
+from izh.model.decoder import Decoder, Embedding
+
+_KERNELS = {"torch": "reference", "cpu": "numba"}
+
+
+class AdapterBank:
+    """`capacity` slots of rank up to `max_rank` beside the linears of `flat` whose last name is in `targets`.
+
+    Wraps them in place; a model has one bank. Of a `Decoder` every projection, the LM head and the token embedding can
+    be adapted, whatever `targets` says. `backend` is "torch" (the definition) or "cpu" (compiled kernels).
+
+    By hand: `load` or `load_peft`; then for each forward `acquire`, `activate`, the forward, `release`. The engine
+    decides slots in its gate and uses `write`.
+    """
+
+    def __init__(
+        self,
+        flat: nn.Module,
+        capacity: int = 8,
+        max_rank: int = 16,
+        targets: Sequence[str] = ("q_proj", "v_proj"),
+        backend: str = "torch",
+    ) -> None:
+        if backend not in _KERNELS:
+            raise ValueError(f"backend must be one of {', '.join(map(repr, _KERNELS))}, got {backend!r}")
+        if capacity < 1 or max_rank < 1:
+            raise ValueError(f"capacity and max_rank must be at least 1, got {capacity} and {max_rank}")
+        sites = decoder_sites(flat) if isinstance(flat, Decoder) else linear_sites(flat, tuple(targets))
+        if not sites:
+            raise ValueError(f"the model has no linear named {', '.join(targets)}")
+        ops = select(torch.device("cpu"), _KERNELS[backend])
+        self.max_rank = max_rank
+        self.shapes = shapes_of(sites)  # (inputs, outputs) of every target, by the checkpoint's path
+        self.slots = SlotTable(capacity)
+        self._rows: AdapterRows | None = None
+        self._content: list[bytes | None] = [None] * capacity  # the digest of the weights each slot holds
+        self._named: dict[str, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._wrapped: list[AdapterLinear | AdapterEmbedding] = []
+        for site in sites:
+            self._wrapped.append(self._wrap(site, capacity, ops))
+
+    def _wrap(self, site: Site, capacity: int, ops: Ops) -> AdapterLinear | AdapterEmbedding:
+        base = getattr(site.parent, site.name)
+        if isinstance(base, AdapterLinear | AdapterEmbedding):
+            raise ValueError("the model has an adapter bank already; a model has one")
+        rows = self._current_rows
+        wrapped: AdapterLinear | AdapterEmbedding
+        if isinstance(base, Embedding):
+            wrapped = AdapterEmbedding(base, site.parts[0].path, capacity, self.max_rank, rows)
+        else:
+            assert isinstance(base, nn.Linear)
+            wrapped = AdapterLinear(base, site.parts, capacity, self.max_rank, ops, rows)
+        setattr(site.parent, site.name, wrapped)
+        return wrapped
+
+    def _current_rows(self) -> AdapterRows | None:
+        return self._rows
+
+    # -- slots by number: what the engine's stage uses ----------------------------------------------------------------
+
+    def content(self, slot: int) -> bytes | None:
+        """The digest of the weights that lie in the slot. Pure."""
+        return self._content[slot]
+
+    def check(self, adapter: Adapter) -> None:
+        """Raises AdapterError naming the target that does not fit this bank."""
+        if adapter.rank > self.max_rank:
+            raise AdapterError(
+                f"the adapter has rank {adapter.rank}, at most {self.max_rank} fits; raise --max-lora-rank"
+            )
+        for path, delta in adapter.deltas.items():
+            if path not in self.shapes:
+                raise AdapterError(f"{path} cannot be adapted here; it is not one of the model's targets")
+            inputs, outputs = self.shapes[path]
+            found = (delta.a.shape[1], delta.b.shape[0])
+            if found != (inputs, outputs) or delta.a.shape[0] != delta.b.shape[1]:
+                raise AdapterError(
+                    f"{path}: A is {tuple(delta.a.shape)} and B {tuple(delta.b.shape)}; the model needs "
+                    f"A [r, {inputs}] and B [{outputs}, r]"
+                )
+            for name, tensor in delta.tensors().items():
+                if not torch.isfinite(tensor).all():
+                    raise AdapterError(f"{path}: {name} holds values that are not finite")
+
+    @torch.inference_mode()
+    def write(self, slot: int, adapter: Adapter) -> None:
+        """Put a checked adapter's weights into a slot that no row of a running step uses."""
+        self._content[slot] = None  # until it is whole
+        for wrapped in self._wrapped:
+            mine = [part.path for part in wrapped.parts if part.path in adapter.deltas]
+            wrapped.write(slot, {path: adapter.deltas[path] for path in mine})
+        self._content[slot] = adapter.digest
+
+    def activate(self, rows: Sequence[int] | Tensor, decode: bool = False) -> None:
+        """The adapter slot of each row of the next forward, -1 for the base model. `decode` says that each row is a
+        sequence's next token; the arithmetic does not depend on it."""
+        self._rows = AdapterRows.of(rows.tolist() if isinstance(rows, Tensor) else rows)
+
+    # -- adapters by name: for direct use -----------------------------------------------------------------------------
+
+    def load(self, name: str, weights: Mapping[str, tuple[Tensor, Tensor]], alpha: float) -> int:
+        """Load A [r, K], B [D, r] of each target, scaled by alpha / r; returns the slot. Replaces an unleased adapter
+        of the same name. Raises AdapterError before anything is changed."""
+        deltas = {path: ModuleDelta(a.float(), b.float() * (alpha / a.shape[0])) for path, (a, b) in weights.items()}
+        return self._load(name, Adapter(deltas))
+
+    def load_peft(self, name: str, directory: str | Path) -> int:
+        """Load an adapter as PEFT saves it; returns the slot. Raises AdapterError before anything is changed."""
+        return self._load(name, read_peft(Path(directory), self.shapes))
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter. Raises AdapterError when it is leased or unknown."""
+        slot = self._slot(name)
+        if self.slots.holds(slot):
+            live = self.slots.holds(slot)
+            raise AdapterError(f"adapter {name!r} is in use by {live} requests; it cannot be unloaded")
+        del self._named[name]
+        if slot not in self._named.values():
+            self.slots.drop(self._digest_of[slot])
+
+    def acquire(self, name: str) -> tuple[int, tuple[str, bytes]]:
+        """Lease an adapter for one request: its slot, and what tells KV computed with it from any other."""
+        slot = self._slot(name)
+        digest = self._digest_of[slot]
+        self.slots.take(digest)
+        return slot, ("lora", digest)
+
+    def release(self, slot: int) -> None:
+        """Give one lease back. Once too often is a bug, and raises RuntimeError."""
+        self.slots.release(slot)
+
+    def _slot(self, name: str) -> int:
+        if name not in self._named:
+            raise AdapterError(f"no adapter {name!r} is loaded; loaded: {', '.join(sorted(self._named)) or 'none'}")
+        return self._named[name]
+
+    def _load(self, name: str, adapter: Adapter) -> int:
+        if not adapter.deltas:
+            raise AdapterError("the adapter has no weights")
+        self.check(adapter)
+        old = self._named.get(name)
+        if old is not None and self.slots.holds(old):
+            live = self.slots.holds(old)
+            raise AdapterError(f"adapter {name!r} is in use by {live} requests; it cannot be replaced")
+        slot = self.slots.find(adapter.digest)
+        others = {taken for other, taken in self._named.items() if other != name}
+        if slot is None and len(others) == self.slots.capacity:
+            raise AdapterError(f"all {self.slots.capacity} adapter slots are taken; unload one first")
+        if old is not None and old != slot:
+            self.unload(name)
+        if slot is None:
+            slot = self.slots.place(adapter.digest)
+            self.write(slot, adapter)
+            self._digest_of[slot] = adapter.digest
+        self._named[name] = slot
+        return slot

@@ -1,0 +1,75 @@
+"""Low-rank corrections: which rows take which adapter, and the definition of the arithmetic.
+
+Owns: AdapterRows, `grouped_lora` (the definition) and `add_lora` (the op in plain PyTorch, one pair of matrix products
+per adapter in the step).
+Must not know: adapters' names, modules, requests.
+Invariant: no time is spent on rank padding, on slots that no row uses, or on rows without an adapter.
+
+N, T = rows, S = slots, P = parts of a fused projection, R = highest rank, K -> D widths.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The rows of one step that have an adapter, grouped by slot: made once, used by every layer."""
+
+    order: Tensor  # [n] int64: row numbers, sorted by slot, and within a slot as they come
+    slot_of_row: Tensor  # [n] int64: the slot of each of these
+    groups: tuple[tuple[int, int, int], ...]  # (slot, start, stop): rows order[start:stop] take the slot
+
+    @classmethod
+    def of(cls, slots: Sequence[int], device: torch.device | str = "cpu") -> "AdapterRows | None":
+        """From each row's slot, -1 for none. None when no row has an adapter: the base path is taken then."""
+        all_slots = torch.as_tensor(slots, dtype=torch.int64)
+        order = torch.argsort(all_slots, stable=True)
+        order = order[int((all_slots < 0).sum()) :]
+        if not len(order):
+            return None
+        sorted_slots = all_slots[order]
+        used, counts = torch.unique_consecutive(sorted_slots, return_counts=True)
+        stops = counts.cumsum(0)
+        groups = zip(used.tolist(), (stops - counts).tolist(), stops.tolist(), strict=True)
+        return cls(order.to(device), sorted_slots.to(device), tuple(groups))
+
+
+def grouped_lora(x: Tensor, a: Tensor, b: Tensor, slots: Tensor) -> Tensor:
+    """x [N, K], a [S, R, K], b [S, D, R], slots [N] int64 -> [N, D]: y[i] = b[s] @ (a[s] @ x[i]) with s = slots[i];
+    exactly zero where s = -1. Accumulates in float32 at least."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = x.new_zeros(x.shape[0], b.shape[1])
+    rows = (slots >= 0).nonzero()[:, 0]
+    used = slots[rows]
+    low = torch.einsum("nrk,nk->nr", a[used].to(wide), x[rows].to(wide))
+    y[rows] = torch.einsum("ndr,nr->nd", b[used].to(wide), low).to(x.dtype)
+    return y
+
+
+def add_lora(
+    y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
+) -> None:
+    """The op of the same name in izh/kernels/ops.py."""
+    num_parts = len(offsets) - 1
+    real = ranks.tolist()
+    covers_all = len(rows.groups) == 1 and len(rows.order) == x.shape[0]
+    for slot, start, stop in rows.groups:
+        if not any(real[slot]):
+            continue
+        index = rows.order[start:stop]
+        group = x if covers_all else x[index]
+        for part in range(num_parts):
+            rank = real[slot][part]
+            if rank == 0:
+                continue
+            low = group @ a[slot, part, :rank].T
+            outputs = slice(offsets[part], offsets[part + 1])
+            delta = low @ b[slot, outputs, :rank].T
+            if covers_all:
+                y[:, outputs] += delta
+            else:
+                y[:, outputs].index_add_(0, index, delta)
