@@ -8,7 +8,10 @@ Every field carries its help line and, where only some values are allowed, its c
 """
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
+
+from izh.errors import OptionError
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None, repeat: bool = False) -> Any:
@@ -85,6 +88,19 @@ class ServerOptions:
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ModelOptions, CacheOptions, ScheduleOptions, AdapterOptions, KernelOptions):
     """Everything an engine needs: what `LLM(...)` and `AsyncLLM(...)` take as keywords."""
+
+
+def lora_directories(options: AdapterOptions) -> dict[str, Path]:
+    """The adapters to load, by name. Raises OptionError for what is not NAME=DIR and for a name given twice."""
+    directories: dict[str, Path] = {}
+    for text in options.lora:
+        name, _, directory = text.partition("=")
+        if not (name and directory):
+            raise OptionError(f"--lora takes NAME=DIR, got {text!r}")
+        if name in directories:
+            raise OptionError(f"--lora names {name!r} twice; an adapter's name must be its own")
+        directories[name] = Path(directory).expanduser()
+    return directories
 
 
 def option_fields(*groups: type) -> list[Any]:

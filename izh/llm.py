@@ -5,7 +5,7 @@ Owns: LLM. Must not know: HTTP, processes.
 
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
 from rich.console import Console
@@ -49,9 +49,11 @@ class LLM:
         prompts: Prompt | list[str] | list[list[int]],
         params: SamplingParams | list[SamplingParams] | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer every prompt (text or token ids), in order. `params` is one for all, or one each.
+        """Answer every prompt (text or token ids), in order. `params` and `lora` (an adapter's name, None for the base
+        model) are one for all, or one each.
 
         Raises RequestError for the first prompt that cannot be answered; nothing is left running then.
         """
@@ -61,7 +63,10 @@ class LLM:
             raise ValueError(f"{len(texts)} prompts but {len(all_params)} params: give one, or one for each")
         show = (not self._quiet) if progress is None else progress
         done: dict[str, RequestOutput] = {}
-        order = [self._add(prompt, each) for prompt, each in zip(texts, all_params, strict=True)]
+        adapters = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
+        if len(adapters) != len(texts):
+            raise ValueError(f"{len(texts)} prompts but {len(adapters)} lora: give one, or one for each")
+        order = [self._add(*each) for each in zip(texts, all_params, adapters, strict=True)]
         bar = Progress(
             TextColumn("Generating"),
             BarColumn(),
@@ -106,7 +111,7 @@ class LLM:
         """Make later requests reuse nothing computed so far."""
         self._core.reset_prefix_cache()
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> str:
+    def _add(self, prompt: Prompt, params: SamplingParams, lora: str | None = None) -> str:
         request_id = f"offline-{uuid.uuid4().hex}"
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self._processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
@@ -119,6 +124,7 @@ class LLM:
                     params=params,
                     arrival_s=arrival_s,
                     choice=choice,
+                    adapters=() if lora is None else ((lora, 1.0),),
                 )
             )
         return request_id

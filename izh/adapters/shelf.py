@@ -5,10 +5,9 @@ Must not know: slots, the scheduler. A sequence that leased weights keeps them, 
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 from izh.adapters.weights import Adapter, combine
-from izh.errors import AdapterError, NotFoundError, RequestError
+from izh.errors import NotFoundError, RequestError
 from izh.sequence import Sequence
 
 
@@ -48,11 +47,3 @@ class AdapterShelf:
                 raise RequestError(str(error), "lora") from error
             self._combined[key] = adapter
         return self._combined[key]
-
-
-def named_directory(text: str) -> tuple[str, Path]:
-    """The two halves of NAME=DIR. Raises AdapterError when there are none."""
-    name, sign, directory = text.partition("=")
-    if not (name and sign and directory):
-        raise AdapterError(f"--lora takes NAME=DIR, got {text!r}")
-    return name, Path(directory).expanduser()

@@ -13,11 +13,12 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from izh.config import EngineOptions
+from izh.config import EngineOptions, lora_directories
 from izh.engine.core_process import CoreProcess
 from izh.engine.messages import Abort, Add, Ready, ResetPrefixCache, Start, Stepped
 from izh.engine.metrics import Metrics
@@ -43,6 +44,7 @@ class ModelInfo:
     path: str
     max_model_len: int
     vocab_size: int
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # directories of those that requests may name
 
 
 @dataclass(slots=True)
@@ -115,8 +117,9 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapters: tuple[tuple[str, float], ...] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield what is new, step by step (RequestOutput.add sums it up).
+        """Yield what is new, step by step (RequestOutput.add sums it up). `adapters` are names and scales, summed.
 
         Raises, before the first item, RequestError (ContextLengthError, ...) for a request that cannot be; at any time
         EngineDeadError when the engine process dies and IzhError when the request's step fails. Closing the generator,
@@ -141,6 +144,7 @@ class AsyncLLM:
                     choice=choice,
                     priority=priority,
                     cache_salt=cache_salt,
+                    adapters=adapters,
                 )
                 for choice in range(params.n)
             ]
@@ -237,6 +241,7 @@ class AsyncLLM:
     def _describe(self, source: ModelSource, ready: Ready) -> ModelInfo:
         return ModelInfo(
             name=self._options.served_model_name or source.name,
+            adapters=lora_directories(self._options),
             path=str(source.path),
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,

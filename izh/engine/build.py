@@ -14,11 +14,13 @@ from rich.progress import Progress
 from izh.adapters.bank import AdapterBank
 from izh.adapters.gate import AdapterGate
 from izh.adapters.peft import read_peft
-from izh.adapters.shelf import AdapterShelf, named_directory
+from izh.adapters.shelf import AdapterShelf
+from izh.adapters.sites import num_adapter_values
+from izh.adapters.slots import SlotTable
 from izh.adapters.stage import AdapterStage
 from izh.cache.blocks import BlockPool
 from izh.cache.keys import BlockKeys
-from izh.config import EngineOptions
+from izh.config import EngineOptions, lora_directories
 from izh.engine.core import EngineCore
 from izh.engine.settings import Settings, resolve
 from izh.kernels.select import prepare, select
@@ -43,7 +45,8 @@ class Engine:
 def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> Engine:
     """Load the model and put the engine together. Raises ModelLoadError or OptionError."""
     spec = load_spec(source)
-    settings = resolve(options, spec)
+    num_values = num_adapter_values(spec, options.max_loras, options.max_lora_rank) if options.lora else 0
+    settings = resolve(options, spec, num_values)
     ops = select(settings.device, settings.kernels)
     with _compiling(quiet) as progress:
         prepare(ops, settings.num_threads, progress)
@@ -65,8 +68,7 @@ class Adapters:
         backend = "torch" if settings.kernels == "reference" else "cpu"
         bank = AdapterBank(model, options.max_loras, options.max_lora_rank, backend=backend)
         shelf = AdapterShelf(bank.check)
-        for text in options.lora:
-            name, directory = named_directory(text)
+        for name, directory in lora_directories(options).items():
             shelf.put(name, read_peft(directory, bank.shapes))
         return cls(bank, shelf)
 
@@ -79,10 +81,12 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
         SamplingHead(model.logits, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len)
     ]
     stages: list[Stage] = []
-    if adapters is not None:
-        gate = AdapterGate(adapters.bank.slots, adapters.shelf.find)
-        gates.append(gate)
-        stages.append(AdapterStage(adapters.bank, gate))
+    if adapters is None:
+        gates.append(AdapterGate(SlotTable(1), AdapterShelf(lambda adapter: None).find))  # refuses every name
+    else:
+        adapter_gate = AdapterGate(adapters.bank.slots, adapters.shelf.find)
+        gates.append(adapter_gate)
+        stages.append(AdapterStage(adapters.bank, adapter_gate))
     keys = BlockKeys(limits.block_size, fingerprint, spec.length_key, [gate.key for gate in gates])
     scheduler = Scheduler(limits, BlockPool(settings.num_blocks), keys, tuple(gates))
     pages = allocate_pages(model, settings.num_blocks, limits.block_size, settings.dtype, device)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from izh.adapters.sites import num_adapter_values
 from izh.config import EngineOptions
 from izh.errors import OptionError
 from izh.model.spec import ModelSpec
@@ -38,8 +37,9 @@ class Settings:
     limits: Limits
 
 
-def resolve(options: EngineOptions, spec: ModelSpec) -> Settings:
-    """Choose everything that is None. Raises OptionError naming the option, its value and the limit."""
+def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0) -> Settings:
+    """Choose everything that is None. `num_feature_values` counts the numbers that features keep on the device beside
+    the weights, in the weights' format. Raises OptionError naming the option, its value and the limit."""
     # 1. Where: everything else depends on it.
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -54,7 +54,8 @@ def resolve(options: EngineOptions, spec: ModelSpec) -> Settings:
     limits = _limits(options)
     # 5. KV memory, from what the weights leave.
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
-    kv_bytes = _kv_bytes(options, spec, device, dtype)
+    feature_bytes = num_feature_values * dtype.itemsize
+    kv_bytes = _kv_bytes(options, weight_bytes(spec, dtype) + feature_bytes, device)
     num_blocks = kv_bytes // block_bytes
     # 6. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
     max_model_len = _max_model_len(options, spec, num_blocks, block_bytes)
@@ -73,7 +74,7 @@ def resolve(options: EngineOptions, spec: ModelSpec) -> Settings:
             "adapters: %d slots of rank %d (%.2f GiB)",
             options.max_loras,
             options.max_lora_rank,
-            adapter_bytes(options, spec, dtype) / GIB,
+            feature_bytes / GIB,
         )
     log.info(
         "KV cache: %d blocks of %d tokens (%.2f GiB, %d tokens)",
@@ -100,19 +101,11 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return (spec.num_layers * layer + embeddings) * dtype.itemsize
 
 
-def adapter_bytes(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of the adapters' slots, none without adapters."""
-    if not options.lora:
-        return 0
-    return num_adapter_values(spec, options.max_loras, options.max_lora_rank) * dtype.itemsize
-
-
-def _kv_bytes(options: EngineOptions, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> int:
+def _kv_bytes(options: EngineOptions, taken: int, device: torch.device) -> int:
     if options.kv_cache_gb is not None:
         if options.kv_cache_gb <= 0:
             raise OptionError(f"--kv-cache-gb must be above 0, got {options.kv_cache_gb:g}")
         return int(options.kv_cache_gb * GIB)
-    taken = weight_bytes(spec, dtype) + adapter_bytes(options, spec, dtype)
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return int((free - taken) * _GPU_KV_SHARE)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from izh.engine.async_llm import AsyncLLM
 from izh.outputs import RequestOutput
 from izh.server.answers import Usage, collect, finish_reason, heading
-from izh.server.convert import chat_ids, chat_params, check_model
+from izh.server.convert import chat_ids, chat_params, chosen_adapters
 from izh.server.logprobs import chat_logprobs, prompt_logprobs
 from izh.server.schema import ChatBody
 from izh.server.sse import stream, while_connected
@@ -24,10 +24,12 @@ def routes(engine: AsyncLLM) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        check_model(engine, body.model)
+        adapters = chosen_adapters(engine, body)
         params = chat_params(body)
         token_ids = await chat_ids(engine, body)
-        pieces = engine.generate(token_ids, params, priority=body.priority, cache_salt=body.cache_salt)
+        pieces = engine.generate(
+            token_ids, params, priority=body.priority, cache_salt=body.cache_salt, adapters=adapters
+        )
         if body.stream:
             return await stream(request, _events(engine, pieces, params.n, len(token_ids), body.include_usage))
         answer = await while_connected(request.receive, collect(pieces))

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from izh.engine.async_llm import AsyncLLM
 from izh.outputs import CompletionOutput, RequestOutput
 from izh.server.answers import Usage, finish_reason, heading
-from izh.server.convert import check_model, completion_params, prompt_ids
+from izh.server.convert import chosen_adapters, completion_params, prompt_ids
 from izh.server.logprobs import TokenLists, prompt_logprobs
 from izh.server.schema import CompletionBody
 from izh.server.sse import merge, stream, while_connected
@@ -30,11 +30,14 @@ def routes(engine: AsyncLLM) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        check_model(engine, body.model)
+        adapters = chosen_adapters(engine, body)
         params = completion_params(body)
         prompts = await prompt_ids(engine, body.prompt, body.add_special_tokens)
         pieces = merge(
-            [engine.generate(prompt, params, priority=body.priority, cache_salt=body.cache_salt) for prompt in prompts]
+            [
+                engine.generate(prompt, params, priority=body.priority, cache_salt=body.cache_salt, adapters=adapters)
+                for prompt in prompts
+            ]
         )
         answer = _Answer(engine, body, prompts)
         if body.stream:

@@ -38,9 +38,34 @@ _SAME_NAME = (
 
 
 def check_model(engine: AsyncLLM, name: str | None) -> None:
-    """Raises NotFoundError unless `name` (None: whatever is served) is served here."""
-    if name is not None and name != engine.info.name:
-        raise NotFoundError(f"model {shown(name)} is not served here; served: {engine.info.name!r}", "model")
+    """Raises NotFoundError unless `name` (None: the base model) is the base model or an adapter served here."""
+    served = (engine.info.name, *engine.info.adapters)
+    if name is not None and name not in served:
+        raise NotFoundError(f"model {shown(name)} is not served here; served: {', '.join(map(repr, served))}", "model")
+
+
+def chosen_adapters(engine: AsyncLLM, body: SamplingBody) -> tuple[tuple[str, float], ...]:
+    """The adapters that a request names, by `lora` or by `model`, each with its scale; () is the base model.
+
+    Raises NotFoundError for a model or adapter not served here, RequestError when both fields name one.
+    """
+    check_model(engine, body.model)
+    by_model = body.model if body.model in engine.info.adapters else None
+    if body.lora is None:
+        if by_model is None and body.lora_scale is not None:
+            raise RequestError("lora_scale is only allowed when lora or model names an adapter", "lora_scale")
+        return ((by_model, _scale(body.lora_scale)),) if by_model is not None else ()
+    if by_model is not None and body.lora != by_model:
+        raise RequestError(f"model names the adapter {by_model!r} and lora another; give one of them", "lora")
+    if isinstance(body.lora, str):
+        return ((body.lora, _scale(body.lora_scale)),)
+    if body.lora_scale is not None:
+        raise RequestError("lora_scale goes with one adapter; give each of the list its own scale", "lora_scale")
+    return tuple((use.name, use.scale) for use in body.lora)
+
+
+def _scale(scale: float | None) -> float:
+    return 1.0 if scale is None else scale
 
 
 def chat_params(body: ChatBody) -> SamplingParams:

@@ -13,24 +13,25 @@ def routes(engine: AsyncLLM) -> APIRouter:
     router = APIRouter()
     created = int(time.time())
 
-    def card() -> dict[str, Any]:
+    def card(name: str) -> dict[str, Any]:
+        adapter = engine.info.adapters.get(name)
         return {
-            "id": engine.info.name,
+            "id": name,
             "object": "model",
             "created": created,
             "owned_by": "izh",
-            "root": engine.info.path,
-            "parent": None,
+            "root": engine.info.path if adapter is None else str(adapter),
+            "parent": None if adapter is None else engine.info.name,
             "max_model_len": engine.info.max_model_len,
         }
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card()]}
+        return {"object": "list", "data": [card(name) for name in (engine.info.name, *engine.info.adapters)]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         check_model(engine, name)
-        return card()
+        return card(name)
 
     return router

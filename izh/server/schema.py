@@ -93,6 +93,13 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+class AdapterUse(Body):
+    """One of several adapters on a request."""
+
+    name: Text
+    scale: float = Field(default=1.0, allow_inf_nan=False)
+
+
 class SamplingBody(Body):
     """What chat and text completions share. `SamplingParams` knows the limits of the values."""
 
@@ -117,6 +124,8 @@ class SamplingBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: Int = 0
+    lora: Annotated[Text | list[AdapterUse], _must_be("an adapter's name, or a list of name and scale")] | None = None
+    lora_scale: float | None = Field(default=None, allow_inf_nan=False)
     cache_salt: Text | None = None
 
     @model_validator(mode="after")

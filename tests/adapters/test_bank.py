@@ -1,0 +1,134 @@
+"""AdapterBank as a user of it by hand knows it: on a flat model, rows of any adapters in one forward."""
+
+import pytest
+import torch
+from torch import nn
+
+from izh.adapters import AdapterBank
+from izh.errors import AdapterError
+from izh.kernels.lora import grouped_lora
+
+
+class Flat(nn.Module):
+    """Two linears over rows [N, 24]."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj = nn.Linear(24, 40)
+        self.v_proj = nn.Linear(24, 17, bias=False)
+        self.other = nn.Linear(24, 8)
+
+    def forward(self, x):
+        return torch.cat([self.q_proj(x), self.v_proj(x), self.other(x)], dim=1)
+
+
+def weights(seed, rank, targets=("q_proj", "v_proj")):
+    torch.manual_seed(seed)
+    outputs = {"q_proj": 40, "v_proj": 17}
+    return {name: (torch.randn(rank, 24), torch.randn(outputs[name], rank)) for name in targets}
+
+
+def by_hand(model, x, made, alpha):
+    """W x + (alpha / r) B A x."""
+    y = model(x)
+    start = 0
+    for name, width in (("q_proj", 40), ("v_proj", 17)):
+        if name in made:
+            a, b = made[name]
+            y[:, start : start + width] += (alpha / a.shape[0]) * (x @ a.T @ b.T)
+        start += width
+    return y
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@torch.inference_mode()
+def test_each_row_gets_its_own_adapter_and_base_rows_are_untouched(backend):
+    plain, model = Flat(), Flat()
+    bank = AdapterBank(model, capacity=3, max_rank=8, backend=backend)
+    one, two = weights(1, 8), weights(2, 3, ("v_proj",))
+    slots = [bank.load("one", one, alpha=16), bank.load("two", two, alpha=3)]
+    x = torch.randn(11, 24)
+    rows = torch.tensor([0, -1, 1, 1, 0, -1, 0, 1, -1, 0, 0])
+    assert slots == [0, 1]
+    bank.activate(rows, decode=True)
+    y = model(x)
+    for slot, made, alpha in ((0, one, 16), (1, two, 3)):
+        expected = by_hand(plain, x, made, alpha)
+        assert torch.allclose(y[rows == slot], expected[rows == slot], atol=2e-5)
+    bank.activate([-1] * 11)
+    assert torch.equal(model(x), plain(x))
+    assert torch.allclose(y[rows == -1], plain(x)[rows == -1], atol=1e-6)
+
+
+def test_grouped_lora_is_the_definition():
+    torch.manual_seed(0)
+    x, a, b = torch.randn(6, 5), torch.randn(2, 3, 5), torch.randn(2, 7, 3)
+    slots = torch.tensor([1, -1, 0, 1, -1, 0])
+    y = grouped_lora(x, a, b, slots)
+    for i, slot in enumerate(slots.tolist()):
+        expected = torch.zeros(7) if slot < 0 else b[slot] @ (a[slot] @ x[i])
+        assert torch.allclose(y[i], expected, atol=1e-5)
+    assert not y[slots < 0].any()
+
+
+def test_a_failed_load_changes_nothing():
+    model = Flat()
+    bank = AdapterBank(model, capacity=2, max_rank=4)
+    bank.load("good", weights(1, 4), alpha=4)
+    x = torch.randn(3, 24)
+    bank.activate([0, 0, 0])
+    before = model(x)
+    good = weights(2, 4)
+    bad = {
+        "rank 5, at most 4": weights(3, 5),
+        "nowhere cannot be adapted": {"nowhere": good["q_proj"]},
+        r"other cannot be adapted": {"other": (torch.zeros(2, 24), torch.zeros(8, 2))},
+        r"needs A \[r, 24\]": {"q_proj": (torch.zeros(2, 23), torch.zeros(40, 2))},
+        r"and B \[40, r\]": {"q_proj": (torch.zeros(2, 24), torch.zeros(41, 2))},
+        "not finite": {"q_proj": (torch.full((2, 24), torch.inf), torch.zeros(40, 2))},
+        "no weights": {},
+    }
+    for text, made in bad.items():
+        with pytest.raises(AdapterError, match=text):
+            bank.load("bad", made, alpha=1)
+    assert torch.equal(model(x), before)
+    assert bank.load("good2", good, alpha=4) == 1
+
+
+def test_leases_guard_slots():
+    bank = AdapterBank(Flat(), capacity=2, max_rank=4)
+    bank.load("one", weights(1, 4), alpha=4)
+    slot, identity = bank.acquire("one")
+    assert identity[0] == "lora"
+    with pytest.raises(AdapterError, match="in use by 1 requests; it cannot be unloaded"):
+        bank.unload("one")
+    with pytest.raises(AdapterError, match="in use by 1 requests; it cannot be replaced"):
+        bank.load("one", weights(2, 4), alpha=4)
+    bank.load("two", weights(2, 4), alpha=4)
+    with pytest.raises(AdapterError, match="all 2 adapter slots are taken"):
+        bank.load("three", weights(3, 4), alpha=4)
+    bank.release(slot)
+    with pytest.raises(RuntimeError, match="released more often"):
+        bank.release(slot)
+    bank.load("one", weights(3, 4), alpha=4)
+    assert bank.acquire("one")[1] != identity
+    bank.unload("two")
+    with pytest.raises(AdapterError, match="no adapter 'two' is loaded; loaded: one"):
+        bank.acquire("two")
+
+
+def test_equal_weights_share_a_slot_and_an_identity():
+    bank = AdapterBank(Flat(), capacity=2, max_rank=4)
+    bank.load("one", weights(1, 4), alpha=4)
+    bank.load("twin", weights(1, 4), alpha=4)
+    bank.load("stronger", weights(1, 4), alpha=8)
+    assert bank.acquire("one") == bank.acquire("twin")
+    assert bank.acquire("stronger")[1] != bank.acquire("one")[1]
+
+
+def test_a_model_has_one_bank():
+    model = Flat()
+    AdapterBank(model)
+    with pytest.raises(ValueError, match="no linear named"):
+        AdapterBank(model)
