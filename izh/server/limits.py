@@ -5,8 +5,10 @@ Must not know: routes, beyond which paths are open to everybody; schemas; the en
 Invariant: a path is closed unless it is listed as open, so that a new route is never open by oversight.
 """
 
+import asyncio
 import hashlib
 import secrets
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -16,6 +18,10 @@ from izh.server.errors import Problem, overloaded
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """Answered without a key and however busy the server is: probes must always get through."""
+
+
+LINGER_S = 2.0
+"""How long a body that is too large is read on (`_linger`)."""
 
 
 def _is_open(scope: Scope) -> bool:
@@ -87,25 +93,39 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        announced = headers.get("content-length", "")
         num_bytes = 0
 
         async def counted() -> Message:
             nonlocal num_bytes
             if announced.isdecimal() and int(announced) > self._max_bytes:
+                if headers.get("expect", "").lower() != "100-continue":  # such a client waits for leave to send it
+                    await _linger(receive)
                 raise self._too_large(f"has {announced} bytes")
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
+                if message.get("more_body", False):
+                    await _linger(receive)
                 raise self._too_large("is larger")
             return message
 
         await self._app(scope, counted, send)
 
     def _too_large(self, size: str) -> HTTPException:
-        # Whoever reads the body raises this through to the application's handler (`errors.py`). The rest of the body
-        # is never read, so the connection cannot serve another request.
-        message = (
-            f"the body may have at most {self._max_bytes} bytes ({self._max_bytes / 2**20:g} MiB), this one {size}"
+        # Whoever reads the body raises this through to the application's handler (`errors.py`). Some of the body may be
+        # left unread, so the connection cannot serve another request.
+        limit = f"{self._max_bytes} bytes ({self._max_bytes / 2**20:g} MiB)"
+        return HTTPException(
+            413, f"the body may have at most {limit}, this one {size}", headers={"Connection": "close"}
         )
-        return HTTPException(413, message, headers={"Connection": "close"})
+
+
+async def _linger(receive: Receive) -> None:
+    """Read the rest of a body and forget it, for a moment: a connection closed over unread bytes is reset, and a client
+    that is still sending would see the reset instead of the answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass

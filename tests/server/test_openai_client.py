@@ -147,6 +147,54 @@ def test_echo_with_logprobs_scores_the_prompt(client):
     )
 
 
+def test_an_echo_is_the_prompt_as_it_was_sent(client, http):
+    prompt = "<|im_start|>für 日本 🙂"
+    for given in (prompt, http.post("/tokenize", json={"prompt": prompt}).json()["tokens"]):
+        for n in (1, 2):
+            answer = client.completions.create(prompt=given, echo=True, n=n, max_tokens=3, **GREEDY)
+            assert all(choice.text.startswith(prompt) for choice in answer.choices)
+            texts = [""] * n
+            for chunk in client.completions.create(
+                prompt=given, echo=True, n=n, max_tokens=3, logprobs=1, stream=True, **GREEDY
+            ):
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.text
+            assert texts == [choice.text for choice in answer.choices]
+
+
+def test_prompt_logprobs(client, http):
+    more = {"extra_body": {"prompt_logprobs": 2, "ignore_eos": True}}
+    text = client.completions.create(prompt="the quick brown", max_tokens=1, **(GREEDY | more))
+    chat = client.chat.completions.create(messages=HELLO, max_tokens=1, **(GREEDY | more))
+    for entries, usage in ((text.choices[0].prompt_logprobs, text.usage), (chat.prompt_logprobs, chat.usage)):
+        assert entries[0] is None
+        assert len(entries) == usage.prompt_tokens
+        assert all(2 <= len(entry) <= 3 for entry in entries[1:])
+    scored = client.completions.create(prompt="the quick brown", echo=True, logprobs=0, max_tokens=0, **GREEDY)
+    ids = http.post("/tokenize", json={"prompt": "the quick brown"}).json()["tokens"]
+    for token, entry, value in zip(
+        ids[1:], text.choices[0].prompt_logprobs[1:], scored.choices[0].logprobs.token_logprobs[1:], strict=True
+    ):
+        assert entry[str(token)]["logprob"] == pytest.approx(value, abs=1e-4)
+
+
+def test_tokenize_and_back(http):
+    prompt = "für 日本 <|im_start|>🙂"
+    answer = http.post("/tokenize", json={"prompt": prompt, "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == 256
+    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": prompt}
+    chat = http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+    text = http.post("/detokenize", json={"tokens": chat}).json()["prompt"]
+    assert text == "<|im_start|>user\nhello world<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_final_message_can_be_continued(http):
+    messages = [*HELLO, {"role": "assistant", "content": "the quick"}]
+    tokens = http.post("/tokenize", json={"messages": messages, "continue_final_message": True}).json()["tokens"]
+    assert http.post("/detokenize", json={"tokens": tokens}).json()["prompt"].endswith("assistant\nthe quick")
+
+
 def test_a_repeated_prompt_reports_cached_tokens(client):
     ask = {"prompt": "the quick brown fox jumps over the lazy dog " * 3, "max_tokens": 1} | GREEDY
     client.completions.create(**ask)

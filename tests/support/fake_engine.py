@@ -1,0 +1,61 @@
+"""An engine whose every step a test decides, for what the server does around one: limits, errors, disconnects, framing.
+
+It has the real tokenizer, metrics and types; only where the tokens come from is a script.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import tiny_checkpoint
+
+from izh.engine.async_llm import ModelInfo, State
+from izh.engine.metrics import Metrics
+from izh.outputs import CompletionOutput, RequestOutput
+from izh.request import SamplingParams
+from izh.text.tokenizer import Tokenizer
+
+Script = Callable[[list[int], SamplingParams], AsyncIterator[CompletionOutput]]
+
+
+async def two_words(_prompt: list[int], _params: SamplingParams) -> AsyncIterator[CompletionOutput]:
+    yield CompletionOutput(0, "hello", [5])
+    yield CompletionOutput(0, " world", [6], finish_reason="stop")
+
+
+class FakeEngine:
+    """Has the face of AsyncLLM. `num_live` counts generators that have begun and not ended."""
+
+    def __init__(self, script: Script = two_words) -> None:
+        self.script = script
+        self.tokenizer = Tokenizer(tiny_checkpoint.tokenizer())
+        self.info = ModelInfo(
+            name="fake", path="fake", max_model_len=256, vocab_size=self.tokenizer.vocab_size, adapters={}
+        )
+        self.metrics = Metrics("fake")
+        self.state: State = "starting"
+        self.num_begun = 0
+        self.num_live = 0
+
+    async def start(self) -> None:
+        self.state = "ready"
+
+    async def shutdown(self) -> None:
+        self.state = "dead"
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapters: tuple[tuple[str, float], ...] = (),
+    ) -> AsyncGenerator[RequestOutput, None]:
+        assert isinstance(prompt, list)
+        self.num_begun += 1
+        self.num_live += 1
+        try:
+            async for output in self.script(prompt, params):
+                yield RequestOutput(request_id or "fake", prompt, [output], finished=output.finish_reason is not None)
+        finally:
+            self.num_live -= 1
