@@ -10,32 +10,58 @@ N, T = rows, S = slots, P = parts of a fused projection, R = highest rank, K -> 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class AdapterRows:
-    """The rows of one step that have an adapter, grouped by slot: made once, used by every layer."""
+    """The rows of one step that have an adapter, grouped by slot: made once, used by every layer.
 
-    order: Tensor  # [n] int64: row numbers, sorted by slot, and within a slot as they come
+    n such rows in G groups; only slots that occur have a group.
+    """
+
+    order: Tensor  # [n] int32: row numbers, sorted by slot, and within a slot as they come
     slot_of_row: Tensor  # [n] int64: the slot of each of these
-    groups: tuple[tuple[int, int, int], ...]  # (slot, start, stop): rows order[start:stop] take the slot
+    starts: Tensor  # [G + 1] int32: rows order[starts[g] : starts[g + 1]] are group g
+    slots: Tensor  # [G] int32: its slot
+    groups: tuple[tuple[int, int, int], ...]  # the same for the host: (slot, start, stop)
+    longest: int  # rows of the largest group
 
     @classmethod
-    def of(cls, slots: Sequence[int], device: torch.device | str = "cpu") -> "AdapterRows | None":
+    def of(cls, slots: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> "AdapterRows | None":
         """From each row's slot, -1 for none. None when no row has an adapter: the base path is taken then."""
-        all_slots = torch.as_tensor(slots, dtype=torch.int64)
+        all_slots = torch.as_tensor(slots, dtype=torch.int64, device="cpu")
         order = torch.argsort(all_slots, stable=True)
         order = order[int((all_slots < 0).sum()) :]
         if not len(order):
             return None
         sorted_slots = all_slots[order]
         used, counts = torch.unique_consecutive(sorted_slots, return_counts=True)
-        stops = counts.cumsum(0)
-        groups = zip(used.tolist(), (stops - counts).tolist(), stops.tolist(), strict=True)
-        return cls(order.to(device), sorted_slots.to(device), tuple(groups))
+        starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        bounds = starts.tolist()
+        return cls(
+            order=order.int().to(device),
+            slot_of_row=sorted_slots.to(device),
+            starts=starts.int().to(device),
+            slots=used.int().to(device),
+            groups=tuple(zip(used.tolist(), bounds[:-1], bounds[1:], strict=True)),
+            longest=int(counts.max()),
+        )
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows per tile: the least that a tensor core takes, unless there are long groups to be cut."""
+        return 16 if self.longest <= 32 else 64
+
+    @cached_property
+    def tiles(self) -> Tensor:
+        """[N, 3] int32: (slot, start, stop) of pieces of at most `tile_rows` rows, none of them empty."""
+        size = self.tile_rows
+        pieces = [(s, at, min(at + size, stop)) for s, start, stop in self.groups for at in range(start, stop, size)]
+        return torch.tensor(pieces, dtype=torch.int32).to(self.order.device)
 
 
 def grouped_lora(x: Tensor, a: Tensor, b: Tensor, slots: Tensor) -> Tensor:

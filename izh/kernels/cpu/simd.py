@@ -24,7 +24,7 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 _INT32 = ir.IntType(32)
 
 
-class _Code:
+class VectorCode:
     """The instructions both tiles are made of, at one place in a function."""
 
     def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
@@ -107,7 +107,7 @@ def dot_tile(
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, _ = args
-        code = _Code(context, builder)
+        code = VectorCode(context, builder)
         count = num_rows.literal_value
         q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(count)]
         k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
@@ -155,7 +155,7 @@ def accumulate_tile(
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         p, p_at, p_stride, v, v_at, v_stride, stop, o, o_at, o_stride, _, _ = args
-        code = _Code(context, builder)
+        code = VectorCode(context, builder)
         count, wide = num_rows.literal_value, num_vectors.literal_value
         p_rows = [code.row(weights, p, p_at, p_stride, i) for i in range(count)]
         o_rows = [code.row(out, o, o_at, o_stride, i) for i in range(count)]

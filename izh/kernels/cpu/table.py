@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from izh.kernels.cpu import attention, elementwise
-from izh.kernels.lora import add_lora
+from izh.kernels.cpu import attention, elementwise, lora
+from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
 
 NUMBA = Ops(
@@ -20,7 +20,7 @@ NUMBA = Ops(
     paged_attention=attention.paged_attention,
     silu_mul=elementwise.silu_mul,
     gelu_tanh_mul=elementwise.gelu_tanh_mul,
-    add_lora=add_lora,
+    add_lora=lora.add_lora,
 )
 
 
@@ -31,6 +31,8 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
     """
     row, heads, pages = torch.zeros(1, 8), torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
     starts, one = torch.tensor([0, 1], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    rows = AdapterRows.of([0])
+    assert rows is not None
     calls: list[Callable[[], object]] = [
         lambda: NUMBA.rms_norm(row, row[0], 1e-5),
         lambda: NUMBA.rope(heads, heads, row[:, :4].contiguous(), row[:, :4].contiguous()),
@@ -39,6 +41,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
         lambda: NUMBA.paged_attention(
             heads, pages, pages, starts, one, torch.zeros(1, 1, dtype=torch.int32), 1.0, None
         ),
+        lambda: NUMBA.add_lora(row, row, row[None, None], row[..., None], (0, 8), one[None], rows),
     ]
     for done, call in enumerate([None, *calls]):
         if call is not None:
