@@ -6,6 +6,8 @@ Invariant: every tensor of the file is used, and every module that the config ta
 """
 
 import json
+import logging
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,85 +19,173 @@ from torch import Tensor
 from izh.adapters.peft_config import PeftConfig
 from izh.adapters.weights import Adapter, ModuleDelta
 from izh.errors import AdapterError
+from izh.model.spec import ModelSpec
+
+log = logging.getLogger("izh.adapters")
 
 _PREFIX = "base_model.model."
-_ROOTS = ("model.language_model.", "language_model.model.", "model.", "")
-_KINDS = {
+_FIELDS = {  # the end of a tensor's name, less the adapter's: what it is
     "lora_A.weight": "a",
     "lora_B.weight": "b",
-    "lora_embedding_A": "a",
-    "lora_embedding_B": "b",
+    "lora_embedding_A": "a of an embedding",
+    "lora_embedding_B": "b of an embedding",
     "lora_magnitude_vector": "magnitude",
     "lora_magnitude_vector.weight": "magnitude",
+    "base_layer.bias": "bias",
+    "bias": "bias of a module without A and B",
 }
+_BASE_COPIES = ("base_layer.weight", "embed_tokens.weight", "lm_head.weight")
+_ROOTS = (  # what a checkpoint puts before "layers." and "embed_tokens", and before "lm_head"; None: it has no head
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+    ("model.", ""),
+    ("", None),
+)
 
 
-def read_peft(directory: Path, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
-    """Read an adapter for a model whose linears are `shapes`: path -> (inputs, outputs), such as
-    "layers.3.self_attn.q_proj". Raises AdapterError naming the file, the key or the field at fault."""
-    config = PeftConfig.read(_json(directory / "adapter_config.json"))
-    found = _by_module(_tensors(directory))
-    root = _root(found, shapes)
-    deltas = {}
+def targets_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of all that can be adapted in a decoder, by the checkpoint's path; an embedding's inputs are
+    the vocabulary. Needs no model: an adapter can be read where none is loaded."""
+    hidden, middle = spec.hidden_size, spec.intermediate_size
+    query, key, value = spec.qkv_sizes
+    layer = {
+        "self_attn.q_proj": (hidden, query),
+        "self_attn.k_proj": (hidden, key),
+        "self_attn.v_proj": (hidden, value),
+        "self_attn.o_proj": (query, hidden),
+        "mlp.gate_proj": (hidden, middle),
+        "mlp.up_proj": (hidden, middle),
+        "mlp.down_proj": (middle, hidden),
+    }
+    targets = {"embed_tokens": (spec.vocab_size, hidden), "lm_head": (hidden, spec.vocab_size)}
+    return targets | {f"layers.{i}.{name}": shape for i in range(spec.num_layers) for name, shape in layer.items()}
+
+
+def read_peft(directory: Path, targets: Mapping[str, tuple[int, int]]) -> Adapter:
+    """Read an adapter for a model whose linears are `targets`: path -> (inputs, outputs), such as
+    "layers.3.self_attn.q_proj". A bias that the file does not hold is the base's own. Logs what was read.
+
+    Raises AdapterError naming the directory, the file, and the key or the field at fault.
+    """
+    try:
+        config = PeftConfig.read(_json(directory / "adapter_config.json"))
+        adapter = _adapter(config, _by_module(_tensors(directory)), targets)
+    except AdapterError as error:
+        raise AdapterError(f"adapter {directory}: {error}") from error
+    log.info("adapter %s: %s", directory, "; ".join(adapter.report()))
+    return adapter
+
+
+def _adapter(
+    config: PeftConfig, found: Mapping[str, Mapping[str, Tensor]], targets: Mapping[str, tuple[int, int]]
+) -> Adapter:
+    keys = _keys(found, targets)
+    if strange := [key for key in found if key not in keys]:
+        raise AdapterError(f"{strange[0]} is no linear of this model; is the adapter made for another one?")
+    deltas, scales = {}, {}
     for key, tensors in found.items():
-        path = key.removeprefix(root)
-        if path not in shapes:
-            raise AdapterError(f"{key} is no linear of this model; is the adapter made for another one?")
-        if not config.targets(key):
-            raise AdapterError(f"{key} has weights, but adapter_config.json does not target it")
-        deltas[path] = _delta(key, tensors, config, *shapes[path])
-    missing = [root + path for path in shapes if config.targets(root + path) and path not in deltas]
-    if missing:
+        path = keys[key]
+        if config.targets(key):
+            deltas[path] = _delta(key, tensors, config, *targets[path], is_embedding=path == "embed_tokens")
+            scales[path] = config.scale(key)
+            if (field := config.ambiguous(key)) is not None:
+                log.warning(
+                    "%s matches several patterns of %s; PEFT uses the first in the file, so izh does", key, field
+                )
+        else:
+            deltas[path] = _bias_alone(key, tensors, config, *targets[path])
+    if missing := [key for key, path in keys.items() if config.targets(key) and path not in deltas]:
         raise AdapterError(
             f"adapter_config.json targets {len(missing)} modules without weights, the first {missing[0]}"
         )
-    return Adapter(deltas)
+    if not scales:
+        raise AdapterError("adapter_config.json targets no linear of this model")
+    return Adapter(deltas, scales)
 
 
-def _delta(key: str, tensors: Mapping[str, Tensor], config: PeftConfig, inputs: int, outputs: int) -> ModuleDelta:
-    rank = config.rank(key)
-    expected: dict[str, tuple[int, ...]] = {"a": (rank, inputs), "b": (outputs, rank)}
+def _delta(
+    key: str, tensors: Mapping[str, Tensor], config: PeftConfig, inputs: int, outputs: int, *, is_embedding: bool
+) -> ModuleDelta:
+    rank, kind = config.rank(key), " of an embedding" if is_embedding else ""
+    shapes: dict[str, tuple[int, ...]] = {f"a{kind}": (rank, inputs), f"b{kind}": (outputs, rank)}
     if config.use_dora:
-        expected["magnitude"] = (outputs,)
-    for name, shape in expected.items():
+        shapes["magnitude"] = (outputs,)
+    if config.trains_bias(key) and "bias" in tensors:
+        shapes["bias"] = (outputs,)
+    _check(key, tensors, shapes, f"use_dora is {config.use_dora} and bias {config.bias!r}")
+    b = _float(tensors[f"b{kind}"]) * config.scale(key)
+    if not torch.isfinite(b).all():
+        raise AdapterError(f"{key}: scaled by {config.scale(key):g}, b holds values that are not finite")
+    more = {name: _float(tensors[name]) for name in ("bias", "magnitude") if name in shapes}
+    return ModuleDelta(_float(tensors[f"a{kind}"]), b, **more)
+
+
+def _bias_alone(key: str, tensors: Mapping[str, Tensor], config: PeftConfig, inputs: int, outputs: int) -> ModuleDelta:
+    """With bias = "all" PEFT trains the biases of all modules, also of those without A and B."""
+    name = "bias of a module without A and B"
+    if name not in tensors or not config.trains_bias(key):
+        raise AdapterError(f"{key} has weights, but adapter_config.json does not target it")
+    _check(key, tensors, {name: (outputs,)}, "adapter_config.json does not target the module")
+    return ModuleDelta(torch.zeros(0, inputs), torch.zeros(outputs, 0), bias=_float(tensors[name]))
+
+
+def _check(key: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], why: str) -> None:
+    for name, shape in shapes.items():
         if name not in tensors:
             raise AdapterError(f"{key}: lora {name} is missing")
         if tuple(tensors[name].shape) != shape:
             raise AdapterError(f"{key}: lora {name} is {tuple(tensors[name].shape)}, expected {shape}")
-        if not torch.isfinite(tensors[name]).all():
+        if not tensors[name].is_floating_point():
+            raise AdapterError(f"{key}: lora {name} is {tensors[name].dtype}, expected floating point")
+        if not torch.isfinite(_float(tensors[name])).all():
             raise AdapterError(f"{key}: lora {name} holds values that are not finite")
-    if extra := set(tensors) - set(expected):
-        raise AdapterError(f"{key}: {', '.join(sorted(extra))} found, but use_dora is false")
-    b = tensors["b"].float() * config.scale(key)
-    magnitude = tensors["magnitude"].float() if config.use_dora else None
-    return ModuleDelta(tensors["a"].float(), b, magnitude=magnitude)
+    if extra := sorted(set(tensors) - set(shapes)):
+        raise AdapterError(f"{key}: {', '.join(extra)} found, but {why}")
+
+
+def _float(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float32).contiguous()
 
 
 def _by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """{module as PEFT calls it: {"a": ..., "b": ...}}. Embeddings' A [r, V] and B [D, r] read as a linear's."""
+    """{module as PEFT calls it: {what of `_FIELDS`: tensor}}. Embeddings' A [r, V] and B [D, r] read as a linear's."""
     modules: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        kind = next((kind for kind in _KINDS if key.endswith(f".{kind}")), None)
-        if key.endswith((".base_layer.weight", "embed_tokens.weight", "lm_head.weight")):
+        name = _without_adapter_name(key)
+        end = next((end for end in _FIELDS if name.endswith(f".{end}")), None)
+        if name.endswith(_BASE_COPIES):
             raise AdapterError(
                 f"tensor {key} is a copy of a base weight, which may differ from the served one; save the adapter with "
                 "save_pretrained(..., save_embedding_layers=False)"
             )
-        if not key.startswith(_PREFIX) or kind is None:
+        if not key.startswith(_PREFIX) or end is None:
             raise AdapterError(f"tensor {key} is not a LoRA weight that izh knows")
-        module = key.removeprefix(_PREFIX).removesuffix(f".{kind}")
-        modules.setdefault(module, {})[_KINDS[kind]] = tensor
+        module = modules.setdefault(name.removeprefix(_PREFIX).removesuffix(f".{end}"), {})
+        if _FIELDS[end] in module:
+            raise AdapterError(f"tensor {key} is there twice, under two spellings")
+        module[_FIELDS[end]] = tensor
     if not modules:
         raise AdapterError("the adapter has no weights")
     return modules
 
 
-def _root(modules: Mapping[str, object], shapes: Mapping[str, object]) -> str:
-    """What the checkpoint puts before "layers.": the first spelling under which a module of the adapter is known."""
-    for root in _ROOTS:
-        if any(key.startswith(root) and key.removeprefix(root) in shapes for key in modules if key != "lm_head"):
-            return root
-    return "model."
+def _without_adapter_name(key: str) -> str:
+    """ "...lora_A.default.weight", as in a state dict of the running model, becomes "...lora_A.weight"."""
+    for end in ("", ".weight"):
+        if key.endswith(f".default{end}"):
+            return key.removesuffix(f".default{end}") + end
+    return key
+
+
+def _keys(modules: Mapping[str, object], targets: Mapping[str, object]) -> dict[str, str]:
+    """{what the adapter calls a linear: what this model calls it}, by the spelling that fits most modules."""
+    spellings = []
+    for root, head in _ROOTS:
+        keys = {root + path: path for path in targets if path != "lm_head"}
+        if head is not None and "lm_head" in targets:
+            keys[f"{head}lm_head"] = "lm_head"
+        spellings.append(keys)
+    return max(spellings, key=lambda keys: sum(key in keys for key in modules))
 
 
 def _tensors(directory: Path) -> dict[str, Tensor]:
@@ -104,20 +194,23 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
         if file.is_file():
             return load_file(file)
         file = directory / "adapter_model.bin"
-        return torch.load(file, map_location="cpu", weights_only=True)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise AdapterError(f"{directory}: has neither adapter_model.safetensors nor adapter_model.bin") from None
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise AdapterError(f"{file}: cannot be read: {error}") from error
+        raise AdapterError("has neither adapter_model.safetensors nor adapter_model.bin") from None
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise AdapterError(f"{file.name}: cannot be read: {error}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(each, Tensor) for each in tensors.values()):
+        raise AdapterError(f"{file.name}: must hold tensors by name")
+    return tensors
 
 
 def _json(file: Path) -> dict[str, object]:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise AdapterError(f"{file.parent}: has no adapter_config.json, so it is no PEFT adapter") from None
+        raise AdapterError("has no adapter_config.json, so it is no PEFT adapter") from None
     except (OSError, ValueError) as error:
-        raise AdapterError(f"{file}: cannot be read: {error}") from error
+        raise AdapterError(f"{file.name}: cannot be read: {error}") from error
     if not isinstance(fields, dict):
-        raise AdapterError(f"{file}: must hold a JSON object")
+        raise AdapterError(f"{file.name}: must hold a JSON object")
     return fields

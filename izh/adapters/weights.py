@@ -5,8 +5,9 @@ Must not know: files, slots, the model's modules.
 Invariant: an Adapter is never changed; two with the same digest compute the same function on the same base.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -19,8 +20,9 @@ from izh.cache.keys import digest
 class ModuleDelta:
     """What an adapter does to one linear [D, K] of the model. Tensors are float32, on the host.
 
-    `b` carries the scale: the correction is b @ (a @ x). `bias`, if trained, takes the place of the linear's own (as
-    PEFT has it). `magnitude` is DoRA's m.
+    `b` carries the scale: the correction is b @ (a @ x). `bias`, if trained, takes the place of the linear's own (PEFT
+    trains and saves the base's bias itself, not a difference from it); a delta that is a bias alone has rank 0.
+    `magnitude` is DoRA's m, as trained: whoever has the base weights makes the gain of it.
     """
 
     a: Tensor  # [r, K]
@@ -47,6 +49,8 @@ class Adapter:
     """Deltas by the checkpoint's path of the linear, such as "layers.3.self_attn.q_proj", "lm_head"."""
 
     deltas: Mapping[str, ModuleDelta]
+    scales: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """What each module's b was multiplied by, where its source says so. For `report` alone."""
 
     @cached_property
     def digest(self) -> bytes:
@@ -54,7 +58,7 @@ class Adapter:
         parts: list[bytes | str | int] = []
         for path in sorted(self.deltas):
             for name, tensor in self.deltas[path].tensors().items():
-                values = tensor.contiguous().numpy().tobytes()
+                values = digest("values", tensor.contiguous().numpy().tobytes())  # one tensor's bytes at a time
                 parts += [path, name, *tensor.shape, str(tensor.dtype), values]
         return digest("adapter", *parts)
 
@@ -66,6 +70,19 @@ class Adapter:
     def rank(self) -> int:
         """The highest rank of any module."""
         return max(delta.rank for delta in self.deltas.values())
+
+    def report(self) -> list[str]:
+        """What is adapted and how, for people: one line for the modules that differ in their layer only."""
+        layers: dict[tuple[str, str], list[str]] = {}
+        for path, delta in self.deltas.items():
+            scale = f", scale {self.scales[path]:g}" if path in self.scales else ""
+            more = "".join(f", {name}" for name in delta.tensors() if name not in ("a", "b"))
+            name, layer = re.sub(r"\.\d+\.", ".*.", path), re.search(r"\.(\d+)\.", path)
+            layers.setdefault((name, f"rank {delta.rank}{scale}{more}"), []).extend(layer.groups() if layer else ())
+        return [
+            f"{name}: {what}" + (f" ({len(where)} layers: {', '.join(where)})" if where else "")
+            for (name, what), where in layers.items()
+        ]
 
 
 def combine(uses: list[tuple[Adapter, float]]) -> Adapter:

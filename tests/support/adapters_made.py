@@ -20,5 +20,7 @@ def make(checkpoint: Path, folder: Path, seed: int, **config: object) -> PeftMod
             parameter.data.mul_(1 + 0.3 * torch.rand_like(parameter))
         elif "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
+        elif name.endswith("bias") and parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.5)
     model.save_pretrained(folder, save_embedding_layers=False)
     return model.eval()
