@@ -20,6 +20,9 @@ from izh.kernels.lora import AdapterRows
 class Ops:
     """One implementation of every op. Inputs are contiguous in their last dimension; rows may be strided views."""
 
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """linear(x [T, K], weight [N, K], bias [N] or None) -> [T, N] = x weight^T + bias."""
+
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """rms_norm(x [..., N], weight [N], eps) -> [..., N].  y = x / sqrt(mean(x^2) + eps) * weight, statistics in
     float32.  (A family whose weight is stored as w - 1 adds the 1 at load.)"""

@@ -13,6 +13,10 @@ from izh.kernels.lora import add_lora
 from izh.kernels.ops import Ops
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
@@ -93,6 +97,7 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
 
 
 REFERENCE = Ops(
+    linear=linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rope=rope,

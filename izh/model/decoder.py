@@ -49,9 +49,10 @@ class Decoder(nn.Module):
         self.lm_head = Linear(
             spec.hidden_size,
             spec.vocab_size,
-            bias=False,
-            device=torch.device("meta") if spec.tie_word_embeddings else device,
-            dtype=dtype,
+            False,
+            ops,
+            torch.device("meta") if spec.tie_word_embeddings else device,
+            dtype,
         )
         if spec.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight

@@ -19,7 +19,17 @@ Pages = tuple[Tensor, Tensor]
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose parameters start out unset: loading writes all of them."""
+    """nn.Linear on `Ops`, whose parameters start out unset: loading writes all of them."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, ops: Ops, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, in_features] -> [T, out_features]."""
+        return self.ops.linear(x, self.weight, self.bias)
 
     def reset_parameters(self) -> None:
         pass
@@ -52,8 +62,8 @@ class Attention(nn.Module):
         self.head_dim = spec.head_dim
         self.sizes = spec.qkv_sizes
         self.scale = spec.attention_scale
-        self.qkv_proj = Linear(spec.hidden_size, sum(self.sizes), bias=spec.qkv_bias, device=device, dtype=dtype)
-        self.o_proj = Linear(self.sizes[0], spec.hidden_size, bias=spec.o_bias, device=device, dtype=dtype)
+        self.qkv_proj = Linear(spec.hidden_size, sum(self.sizes), spec.qkv_bias, ops, device, dtype)
+        self.o_proj = Linear(self.sizes[0], spec.hidden_size, spec.o_bias, ops, device, dtype)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if spec.qk_norm:
@@ -87,8 +97,8 @@ class MLP(nn.Module):
         super().__init__()
         width, bias = spec.intermediate_size, spec.mlp_bias
         self.activation = {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}[spec.activation]
-        self.gate_up_proj = Linear(spec.hidden_size, 2 * width, bias=bias, device=device, dtype=dtype)
-        self.down_proj = Linear(width, spec.hidden_size, bias=bias, device=device, dtype=dtype)
+        self.gate_up_proj = Linear(spec.hidden_size, 2 * width, bias, ops, device, dtype)
+        self.down_proj = Linear(width, spec.hidden_size, bias, ops, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_up_proj(x)))

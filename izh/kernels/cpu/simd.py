@@ -1,6 +1,7 @@
 """Register tiles of float32 written as LLVM vector code, for the loops whose speed is the model's speed.
 
-Owns: `dot_tile` (many rows against many keys) and `accumulate_tile` (weighted sum of rows).
+Owns: `dot_tile` (many rows against many keys), `dot_tile_ahead` (the same, fetching what comes next) and
+`accumulate_tile` (weighted sum of rows).
 Must not know: attention, paging.
 Invariant: the order of arithmetic of one result depends only on the width of a row, never on how many rows or keys
 share the tile. That makes a sequence's numbers independent of its neighbours; a plain loop leaves it to the optimizer.
@@ -19,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 8
+_LINE = 16  # floats of a cache line
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _INT32 = ir.IntType(32)
@@ -47,6 +49,15 @@ class VectorCode:
     def store(self, value: ir.Value, row: ir.Value, at: ir.Value) -> None:
         pointer = self.builder.gep(row, [at])
         self.builder.store(value, self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def fetch(self, row: ir.Value, at: ir.Value) -> None:
+        """Ask for the cache line of an element, which need not exist: this never faults and waits for nothing."""
+        byte = ir.IntType(8).as_pointer()
+        prefetch = self.builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+        )
+        pointer = self.builder.bitcast(self.builder.gep(row, [at]), byte)
+        self.builder.call(prefetch, [pointer, _INT32(0), _INT32(3), _INT32(1)])  # to read, into every cache, data
 
     def spread(self, scalar: ir.Value) -> ir.Value:
         """The scalar in every lane."""
@@ -82,6 +93,38 @@ class VectorCode:
         """Places that live in registers once the optimizer has run."""
         return [cgutils.alloca_once(self.builder, _VECTOR) for _ in range(count)]
 
+    def dot(
+        self,
+        q_rows: list[ir.Value],
+        k_rows: list[ir.Value],
+        width: ir.Value,
+        out_rows: list[ir.Value],
+        ahead: tuple[ir.Value, ir.Value] | None = None,
+    ) -> None:
+        """Each of `out_rows` gets its row's products with the four keys, d ascending.
+
+        With `ahead` (row, step) vector n of the width also fetches the two cache lines from element n * step of it.
+        """
+        builder, count = self.builder, len(q_rows)
+        sums = self.registers(count * 4)
+        for place in sums:
+            builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
+        with self.loop(width, LANES) as d:
+            q_now = [self.load(row, d) for row in q_rows]
+            if ahead is not None:
+                row, step = ahead
+                at = builder.mul(builder.sdiv(d, d.type(LANES)), step)
+                for offset in (0, _LINE):
+                    self.fetch(row, builder.add(at, at.type(offset)))
+            for j, key in enumerate(k_rows):
+                k_now = self.load(key, d)
+                for i in range(count):
+                    place = sums[i * 4 + j]
+                    builder.store(self.multiply_add(q_now[i], k_now, builder.load(place)), place)
+        for i, row in enumerate(out_rows):
+            four = self.sum_lanes([builder.load(place) for place in sums[i * 4 : i * 4 + 4]])
+            builder.store(four, builder.bitcast(row, four.type.as_pointer()), align=4)
+
 
 @intrinsic(prefer_literal=True)
 def dot_tile(
@@ -108,23 +151,43 @@ def dot_tile(
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, _ = args
         code = VectorCode(context, builder)
-        count = num_rows.literal_value
-        q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(count)]
+        q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(num_rows.literal_value)]
         k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
-        sums = code.registers(count * 4)
-        for place in sums:
-            builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
-        with code.loop(stop, LANES) as d:
-            q_now = [code.load(row, d) for row in q_rows]
-            for j, key in enumerate(k_rows):
-                k_now = code.load(key, d)
-                for i in range(count):
-                    place = sums[i * 4 + j]
-                    builder.store(code.multiply_add(q_now[i], k_now, builder.load(place)), place)
-        for i in range(count):
-            four = code.sum_lanes([builder.load(place) for place in sums[i * 4 : i * 4 + 4]])
-            pointer = builder.bitcast(code.row(out, o, o_at, o_stride, i), four.type.as_pointer())
-            builder.store(four, pointer, align=4)
+        code.dot(q_rows, k_rows, stop, [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def dot_tile_ahead(
+    typing_context: Any,
+    rows: Any,
+    rows_at: Any,
+    rows_stride: Any,
+    keys: Any,
+    keys_at: Any,
+    keys_stride: Any,
+    width: Any,
+    out: Any,
+    out_at: Any,
+    out_stride: Any,
+    ahead_at: Any,
+    ahead_step: Any,
+    num_rows: Any,
+) -> Any:
+    """`dot_tile`, the same bits, which meanwhile fetches the keys' two cache lines from `ahead_at + n * ahead_step` for
+    each vector n of the width. They may lie beyond the end."""
+    at = types.intp
+    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, a_at, a_step, _ = args
+        code = VectorCode(context, builder)
+        q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(num_rows.literal_value)]
+        k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
+        o_rows = [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))]
+        code.dot(q_rows, k_rows, stop, o_rows, (code.row(keys, k, a_at, k_stride, 0), a_step))
         return context.get_dummy_value()
 
     return signature, codegen

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import torch
 
-from izh.kernels.cpu import attention, elementwise, lora
+from izh.kernels.cpu import attention, elementwise, linear, lora
 from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
 
 NUMBA = Ops(
+    linear=linear.linear,
     rms_norm=elementwise.rms_norm,
     add_rms_norm=elementwise.add_rms_norm,
     rope=elementwise.rope,
@@ -34,6 +35,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
     rows = AdapterRows.of([0])
     assert rows is not None
     calls: list[Callable[[], object]] = [
+        lambda: NUMBA.linear(row, row, None),
         lambda: NUMBA.rms_norm(row, row[0], 1e-5),
         lambda: NUMBA.rope(heads, heads, row[:, :4].contiguous(), row[:, :4].contiguous()),
         lambda: NUMBA.write_kv(heads, heads, pages, pages, torch.zeros(1, dtype=torch.int64)),

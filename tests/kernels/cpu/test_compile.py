@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from izh.errors import OptionError
-from izh.kernels.cpu import attention, compile, elementwise, table, threads
+from izh.kernels.cpu import attention, compile, elementwise, linear, table, threads
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -54,8 +54,10 @@ def test_warm_up_reports_and_leaves_nothing_to_compile() -> None:
     threads.choose_layer()
     seen: list[tuple[int, int]] = []
     table.warm_up(lambda done, total: seen.append((done, total)))
-    assert seen == [(done, 6) for done in range(7)]
+    total = seen[0][1]
+    assert seen == [(done, total) for done in range(total + 1)]
     strided, pages = torch.zeros(3, 4, 16)[:, :2, :8], torch.zeros(2, 2, 4, 8)
+    table.NUMBA.linear(strided[:, 0], torch.ones(5, 8), torch.ones(5))
     table.NUMBA.rms_norm(strided, torch.ones(8), 0)
     table.NUMBA.rope(strided, strided, torch.zeros(3, 2), torch.zeros(3, 2))
     table.NUMBA.write_kv(strided, strided, pages, pages, torch.arange(3))
@@ -63,7 +65,8 @@ def test_warm_up_reports_and_leaves_nothing_to_compile() -> None:
     starts, lens, blocks = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3], [3], [[1]]))
     table.NUMBA.paged_attention(strided, pages, pages, starts, lens, blocks, 1, 2)
     kernels = (elementwise._norm, elementwise._rope, elementwise._write_kv, elementwise._gate)
-    assert [len(kernel.signatures) for kernel in (*kernels, attention._paged_attention)] == [1] * 5
+    others = (linear._linear, attention._paged_attention)
+    assert [len(kernel.signatures) for kernel in (*kernels, *others)] == [1] * 6
 
 
 def test_thread_counts_go_together() -> None:
