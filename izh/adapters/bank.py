@@ -64,6 +64,8 @@ class AdapterBank:
         self._wrapped: list[AdapterLinear | AdapterEmbedding] = []
         for site in sites:
             self._wrapped.append(self._wrap(site, capacity, ops))
+        linears = [wrapped for wrapped in self._wrapped if isinstance(wrapped, AdapterLinear)]
+        self._biased = {part.path for each in linears if each.base.bias is not None for part in each.parts}
 
     def _wrap(self, site: Site, capacity: int, ops: Ops) -> AdapterLinear | AdapterEmbedding:
         base = getattr(site.parent, site.name)
@@ -104,6 +106,8 @@ class AdapterBank:
                     f"{path}: A is {tuple(delta.a.shape)} and B {tuple(delta.b.shape)}; the model needs "
                     f"A [r, {inputs}] and B [{outputs}, r]"
                 )
+            if delta.bias is not None and path not in self._biased:
+                raise AdapterError(f"{path}: the adapter trains a bias, but the model's linear has none")
             for name, tensor in delta.tensors().items():
                 if not torch.isfinite(tensor).all():
                     raise AdapterError(f"{path}: {name} holds values that are not finite")

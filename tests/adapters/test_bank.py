@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from izh.adapters import AdapterBank
+from izh.adapters.weights import Adapter, ModuleDelta
 from izh.errors import AdapterError
 from izh.kernels.lora import grouped_lora
 
@@ -94,6 +95,14 @@ def test_a_failed_load_changes_nothing():
             bank.load("bad", made, alpha=1)
     assert torch.equal(model(x), before)
     assert bank.load("good2", good, alpha=4) == 1
+
+
+def test_a_trained_bias_needs_a_linear_with_a_bias():
+    bank = AdapterBank(Flat(), capacity=1, max_rank=4)
+    delta = ModuleDelta(torch.zeros(0, 24), torch.zeros(17, 0), bias=torch.ones(17))
+    with pytest.raises(AdapterError, match="v_proj: the adapter trains a bias, but the model's linear has none"):
+        bank.check(Adapter({"v_proj": delta}))
+    bank.check(Adapter({"q_proj": ModuleDelta(torch.zeros(0, 24), torch.zeros(40, 0), bias=torch.ones(40))}))
 
 
 def test_leases_guard_slots():
