@@ -1,5 +1,10 @@
-"""Shared test settings: no test may reach the hub."""
+"""Shared test settings: no test may reach the hub, and without a GPU Triton's kernels run in its interpreter."""
 
 import os
 
+import torch
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Triton reads this when first imported, which other libraries may do: so before any test module is.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"

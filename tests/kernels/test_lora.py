@@ -4,6 +4,7 @@ import pytest
 import torch
 from lora_cases import MIXES, lora_case
 
+import izh.kernels
 from izh.kernels.lora import AdapterRows, grouped_lora
 from izh.kernels.reference import REFERENCE
 
@@ -65,3 +66,10 @@ def test_the_reference_op_by_the_definition(mix: list[int]) -> None:
     torch.testing.assert_close(y, case.expected(), rtol=2e-5, atol=2e-5)
     base = torch.tensor(mix) < 0
     assert torch.equal(y[base], case.y[base])
+
+
+def test_the_public_names() -> None:
+    assert izh.kernels.grouped_lora is grouped_lora
+    assert {"grouped_lora", "bgmv", "sgmv"} <= set(dir(izh.kernels))
+    with pytest.raises(AttributeError, match="has no attribute 'bgmm'"):
+        _ = izh.kernels.bgmm

@@ -167,10 +167,11 @@ def test_the_torch_law_bites() -> None:
 
 
 def test_every_library_is_declared() -> None:
-    """What the package imports, pip installs. (FastAPI is made of Starlette and Pydantic, numba of llvmlite, and each
-    pins the versions it works with.)"""
+    """What the package imports, pip installs; what one part alone needs, an extra does. (FastAPI is made of Starlette
+    and Pydantic, numba of llvmlite, and each pins the versions it works with.)"""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {_normal(re.split(r"[^\w.-]", line)[0]) for line in project["dependencies"]}
+    declared = _names(project["dependencies"])
+    extras = {"izh.kernels.triton": _names(project["optional-dependencies"]["gpu"])}
     handed_on = {"starlette", "pydantic", "llvmlite"}
     distributions = packages_distributions()
     missing = {
@@ -178,9 +179,15 @@ def test_every_library_is_declared() -> None:
         for module in modules().values()
         for each in module.imports
         if (top := each.target.split(".")[0]) not in sys.stdlib_module_names | {"izh"} | handed_on
-        and not declared & {_normal(name) for name in distributions.get(top, [top])}
+        and not (declared | extras.get(module.name.rpartition(".")[0], set()))
+        & {_normal(name) for name in distributions.get(top, [top])}
     }
     assert missing == set()
+
+
+def _names(requirements: list[str]) -> set[str]:
+    """The distributions that requirements name."""
+    return {_normal(re.split(r"[^\w.-]", line)[0]) for line in requirements}
 
 
 def _normal(name: str) -> str:
