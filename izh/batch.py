@@ -31,6 +31,4 @@ class Batch:
     context_lens: Tensor  # [S] int32: keys the last row of sequence s sees, itself included
     block_table: Tensor  # [S, max blocks] int32, padded with 0
     write_slots: Tensor  # [T] int64: block * block_size + offset; -1 = KV already there, do not write
-    max_query_len: int
     overrides: Overrides | None = None
-    adapter_rows: Tensor | None = None  # [T] int64, adapter slot per token, -1 = base

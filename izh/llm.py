@@ -16,7 +16,7 @@ from izh.engine.build import build
 from izh.errors import error_of
 from izh.model.source import resolve
 from izh.outputs import RequestOutput
-from izh.request import Request, SamplingParams
+from izh.request import SamplingParams, choices_of
 from izh.text.output import OutputProcessor
 from izh.text.tokenizer import Tokenizer
 
@@ -116,17 +116,9 @@ class LLM:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self._processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
         arrival_s = time.monotonic()
-        for choice in range(params.n):
-            self._core.add(
-                Request(
-                    id=f"{request_id}/{choice}",
-                    prompt_token_ids=token_ids,
-                    params=params,
-                    arrival_s=arrival_s,
-                    choice=choice,
-                    adapters=() if lora is None else ((lora, 1.0),),
-                )
-            )
+        adapters = () if lora is None else ((lora, 1.0),)
+        for request in choices_of(request_id, token_ids, params, arrival_s, adapters=adapters):
+            self._core.add(request)
         return request_id
 
     def _run(self, request_ids: list[str]) -> Iterator[RequestOutput]:

@@ -127,6 +127,32 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str | None = None
 
 
+def choices_of(
+    request_id: str,
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    arrival_s: float,
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    adapters: tuple[tuple[str, float], ...] = (),
+) -> list[Request]:
+    """The Requests of one user request: one for each of its `params.n` choices."""
+    return [
+        Request(
+            id=f"{request_id}/{choice}",
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            arrival_s=arrival_s,
+            choice=choice,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapters=adapters,
+        )
+        for choice in range(params.n)
+    ]
+
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

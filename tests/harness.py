@@ -70,7 +70,6 @@ class PagedDecoder:
                 [row.blocks + [0] * (width - len(row.blocks)) for row, _, _ in chunks], dtype=torch.int32
             ),
             write_slots=torch.tensor(slots),
-            max_query_len=max(stop - start for _, start, stop in chunks),
         )
 
     @torch.inference_mode()

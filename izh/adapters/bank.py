@@ -60,7 +60,6 @@ class AdapterBank:
         self._rows: AdapterRows | None = None
         self._content: list[bytes | None] = [None] * capacity  # the digest of the weights each slot holds
         self._named: dict[str, int] = {}
-        self._digest_of: dict[int, bytes] = {}
         self._wrapped: list[AdapterLinear | AdapterEmbedding] = []
         for site in sites:
             self._wrapped.append(self._wrap(site, capacity, ops))
@@ -141,17 +140,16 @@ class AdapterBank:
     def unload(self, name: str) -> None:
         """Forget an adapter. Raises AdapterError when it is leased or unknown."""
         slot = self._slot(name)
-        if self.slots.holds(slot):
-            live = self.slots.holds(slot)
+        if live := self.slots.holds(slot):
             raise AdapterError(f"adapter {name!r} is in use by {live} requests; it cannot be unloaded")
         del self._named[name]
         if slot not in self._named.values():
-            self.slots.drop(self._digest_of[slot])
+            self.slots.drop(self._digest(slot))
 
     def acquire(self, name: str) -> tuple[int, tuple[str, bytes]]:
         """Lease an adapter for one request: its slot, and what tells KV computed with it from any other."""
         slot = self._slot(name)
-        digest = self._digest_of[slot]
+        digest = self._digest(slot)
         self.slots.take(digest)
         return slot, ("lora", digest)
 
@@ -164,13 +162,18 @@ class AdapterBank:
             raise AdapterError(f"no adapter {name!r} is loaded; loaded: {', '.join(sorted(self._named)) or 'none'}")
         return self._named[name]
 
+    def _digest(self, slot: int) -> bytes:
+        """What lies in the slot of a loaded adapter."""
+        digest = self.slots.digest(slot)
+        assert digest is not None
+        return digest
+
     def _load(self, name: str, adapter: Adapter) -> int:
         if not adapter.deltas:
             raise AdapterError("the adapter has no weights")
         self.check(adapter)
         old = self._named.get(name)
-        if old is not None and self.slots.holds(old):
-            live = self.slots.holds(old)
+        if old is not None and (live := self.slots.holds(old)):
             raise AdapterError(f"adapter {name!r} is in use by {live} requests; it cannot be replaced")
         slot = self.slots.find(adapter.digest)
         others = {taken for other, taken in self._named.items() if other != name}
@@ -181,6 +184,5 @@ class AdapterBank:
         if slot is None:
             slot = self.slots.place(adapter.digest)
             self.write(slot, adapter)
-            self._digest_of[slot] = adapter.digest
         self._named[name] = slot
         return slot

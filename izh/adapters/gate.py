@@ -78,7 +78,7 @@ class AdapterGate:
             self._slots.release(lease.slot)
         self._forget_queue()
 
-    # -- what the stage and the shelf ask ---------------------------------------------------------------------------
+    # -- what the stage asks ---------------------------------------------------------------------------
 
     def slot(self, sequence: Sequence) -> int | None:
         """The slot whose adapter the sequence's rows take; None for the base model."""
@@ -88,10 +88,6 @@ class AdapterGate:
     def adapter(self, sequence: Sequence) -> Adapter:
         """The weights that the sequence has leased."""
         return self._leases[sequence.id].adapter
-
-    def num_leases(self, digest: bytes) -> int:
-        """How many live sequences use these weights."""
-        return sum(1 for lease in self._leases.values() if lease.adapter.digest == digest)
 
     @property
     def num_live(self) -> int:

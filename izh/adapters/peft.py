@@ -19,7 +19,6 @@ from torch import Tensor
 from izh.adapters.peft_config import PeftConfig
 from izh.adapters.weights import Adapter, ModuleDelta
 from izh.errors import AdapterError
-from izh.model.spec import ModelSpec
 
 log = logging.getLogger("izh.adapters")
 
@@ -41,24 +40,6 @@ _ROOTS = (  # what a checkpoint puts before "layers." and "embed_tokens", and be
     ("model.", ""),
     ("", None),
 )
-
-
-def targets_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of all that can be adapted in a decoder, by the checkpoint's path; an embedding's inputs are
-    the vocabulary. Needs no model: an adapter can be read where none is loaded."""
-    hidden, middle = spec.hidden_size, spec.intermediate_size
-    query, key, value = spec.qkv_sizes
-    layer = {
-        "self_attn.q_proj": (hidden, query),
-        "self_attn.k_proj": (hidden, key),
-        "self_attn.v_proj": (hidden, value),
-        "self_attn.o_proj": (query, hidden),
-        "mlp.gate_proj": (hidden, middle),
-        "mlp.up_proj": (hidden, middle),
-        "mlp.down_proj": (middle, hidden),
-    }
-    targets = {"embed_tokens": (spec.vocab_size, hidden), "lm_head": (hidden, spec.vocab_size)}
-    return targets | {f"layers.{i}.{name}": shape for i in range(spec.num_layers) for name, shape in layer.items()}
 
 
 def read_peft(directory: Path, targets: Mapping[str, tuple[int, int]]) -> Adapter:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from izh.adapters.linear import Part
-from izh.model.decoder import Decoder
+from izh.model.decoder import Decoder, Embedding
 from izh.model.spec import ModelSpec
 
 
@@ -20,14 +20,13 @@ class Site:
     parent: nn.Module
     name: str
     parts: tuple[Part, ...]
-    is_embedding: bool = False
 
 
 def decoder_sites(model: Decoder) -> list[Site]:
     """Every projection of the decoder, the LM head and the token embedding. Fused projections have several parts."""
     spec = model.spec
     query, key, _value = spec.qkv_sizes
-    sites = [Site(model, "embed_tokens", (Part("embed_tokens", 0, spec.hidden_size),), is_embedding=True)]
+    sites = [Site(model, "embed_tokens", (Part("embed_tokens", 0, spec.hidden_size),))]
     for index, layer in enumerate(model.layers):
         attention, mlp = layer.attention, layer.mlp
         assert isinstance(attention, nn.Module)
@@ -72,15 +71,30 @@ def shapes_of(sites: list[Site]) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of every target, by path; an embedding's inputs are the vocabulary."""
     shapes: dict[str, tuple[int, int]] = {}
     for site in sites:
-        weight = getattr(site.parent, site.name).weight
-        inputs = weight.shape[0] if site.is_embedding else weight.shape[1]
+        module = getattr(site.parent, site.name)
+        inputs = module.weight.shape[0 if isinstance(module, Embedding) else 1]
         shapes |= {part.path: (inputs, part.stop - part.start) for part in site.parts}
     return shapes
 
 
-def num_adapter_values(spec: ModelSpec, capacity: int, max_rank: int) -> int:
-    """How many numbers a bank holds: capacity slots of rank max_rank at every site."""
-    hidden, middle, vocab = spec.hidden_size, spec.intermediate_size, spec.vocab_size
+def targets_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of all that can be adapted in a decoder, by the checkpoint's path; an embedding's inputs are
+    the vocabulary. Needs no model: an adapter can be read where none is loaded."""
+    hidden, middle = spec.hidden_size, spec.intermediate_size
     query, key, value = spec.qkv_sizes
-    layer = (3 * hidden + query + key + value) + (query + hidden) + (2 * hidden + 2 * middle) + (middle + hidden)
-    return capacity * max_rank * (spec.num_layers * layer + 2 * (hidden + vocab))
+    layer = {
+        "self_attn.q_proj": (hidden, query),
+        "self_attn.k_proj": (hidden, key),
+        "self_attn.v_proj": (hidden, value),
+        "self_attn.o_proj": (query, hidden),
+        "mlp.gate_proj": (hidden, middle),
+        "mlp.up_proj": (hidden, middle),
+        "mlp.down_proj": (middle, hidden),
+    }
+    targets = {"embed_tokens": (spec.vocab_size, hidden), "lm_head": (hidden, spec.vocab_size)}
+    return targets | {f"layers.{i}.{name}": shape for i in range(spec.num_layers) for name, shape in layer.items()}
+
+
+def num_adapter_values(spec: ModelSpec, capacity: int, max_rank: int) -> int:
+    """How many numbers a bank holds: A and B of rank max_rank for every target, in each of `capacity` slots."""
+    return capacity * max_rank * sum(inputs + outputs for inputs, outputs in targets_of(spec).values())

@@ -5,8 +5,6 @@ Must not know: why a sequence has the slot it has (the gate does).
 Invariant: before a forward pass, each slot that a row names holds exactly the weights leased by that row's sequence.
 """
 
-import torch
-
 from izh.adapters.bank import AdapterBank
 from izh.adapters.gate import AdapterGate
 from izh.batch import Batch
@@ -34,8 +32,6 @@ class AdapterStage:
         for chunk in plan.chunks:
             slot = self._gate.slot(chunk.sequence)
             self._rows += [-1 if slot is None else slot] * chunk.count
-        if any(slot >= 0 for slot in self._rows):
-            batch.adapter_rows = torch.tensor(self._rows, device=batch.token_ids.device)
         self._bank.activate(self._rows)
 
     def narrow(self, rows: list[int]) -> None:

@@ -25,7 +25,7 @@ from izh.engine.metrics import Metrics
 from izh.errors import EngineDeadError, IzhError, error_of
 from izh.model.source import ModelSource, resolve
 from izh.outputs import RequestOutput
-from izh.request import FinishReason, Request, SamplingParams
+from izh.request import FinishReason, SamplingParams, choices_of
 from izh.text.output import OutputProcessor
 from izh.text.tokenizer import Tokenizer
 
@@ -53,7 +53,6 @@ class _Stream:
 
     queue: asyncio.Queue[RequestOutput | IzhError] = field(default_factory=asyncio.Queue)
     arrival_s: float = 0.0
-    queue_s: float = 0.0
     first_token_s: float | None = None
     num_generated: int = 0
     reason: FinishReason = "abort"
@@ -135,19 +134,15 @@ class AsyncLLM:
         try:
             text = prompt if isinstance(prompt, str) else None
             self._processor.add(request_id, token_ids, params, text)
-            requests = [
-                Request(
-                    id=f"{request_id}/{choice}",
-                    prompt_token_ids=token_ids,
-                    params=params,
-                    arrival_s=arrival_s,
-                    choice=choice,
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    adapters=adapters,
-                )
-                for choice in range(params.n)
-            ]
+            requests = choices_of(
+                request_id,
+                token_ids,
+                params,
+                arrival_s,
+                priority=priority,
+                cache_salt=cache_salt,
+                adapters=adapters,
+            )
             await core.send(Add(requests=requests))
             while True:
                 item = await stream.queue.get()
@@ -210,7 +205,6 @@ class AsyncLLM:
                 continue
             if output.queue_s is not None and stream.first_token_s is None:
                 stream.first_token_s = now
-                stream.queue_s = output.queue_s
                 self.metrics.first_token(now - stream.arrival_s, output.queue_s)
             stream.num_generated += len(output.token_ids)
         processed = self._processor.process(message.outputs)

@@ -41,7 +41,6 @@ class Ready(msgspec.Struct, tag=True):
 
     max_model_len: int
     vocab_size: int
-    num_kv_tokens: int
 
 
 class Broken(msgspec.Struct, tag=True):

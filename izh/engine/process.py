@@ -38,16 +38,7 @@ def main() -> None:
         socket.send(encode(Broken(error=str(error))))
         socket.close()  # waits until the message is delivered
         return
-    limits = engine.settings.limits
-    socket.send(
-        encode(
-            Ready(
-                max_model_len=engine.core.max_model_len,
-                vocab_size=engine.core.vocab_size,
-                num_kv_tokens=engine.settings.num_blocks * limits.block_size,
-            )
-        )
-    )
+    socket.send(encode(Ready(max_model_len=engine.core.max_model_len, vocab_size=engine.core.vocab_size)))
     serve(engine, socket)
 
 

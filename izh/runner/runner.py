@@ -101,5 +101,4 @@ def assemble(chunks: list[Chunk], block_size: int, device: torch.device) -> Batc
         context_lens=on_device(context_lens),
         block_table=on_device(block_table),
         write_slots=on_device(slots),
-        max_query_len=max(counts),
     )

@@ -9,7 +9,8 @@ import tiny_checkpoint
 import torch
 from safetensors.torch import load_file, save_file
 
-from izh.adapters.peft import read_peft, targets_of
+from izh.adapters.peft import read_peft
+from izh.adapters.sites import targets_of
 from izh.errors import AdapterError
 from izh.model.load import load_spec
 from izh.model.source import resolve

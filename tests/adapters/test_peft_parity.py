@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from izh.adapters.peft import read_peft, targets_of
-from izh.adapters.sites import decoder_sites, shapes_of
+from izh.adapters.peft import read_peft
+from izh.adapters.sites import decoder_sites, shapes_of, targets_of
 from izh.config import EngineOptions
 from izh.engine.build import build
 from izh.kernels.reference import REFERENCE
