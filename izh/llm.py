@@ -5,6 +5,7 @@ Owns: LLM. Must not know: HTTP, processes.
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from izh.config import EngineOptions
 from izh.engine.build import build
-from izh.errors import error_of
+from izh.errors import IzhError, error_of
 from izh.model.source import resolve
 from izh.outputs import RequestOutput
 from izh.request import SamplingParams, choices_of
@@ -22,6 +23,7 @@ from izh.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
+_Asked = tuple[Prompt, list[int], SamplingParams, str | None]  # a prompt, its token ids, how, and which adapter
 
 
 class LLM:
@@ -38,6 +40,7 @@ class LLM:
         self._quiet = quiet
         self._core = build(self.options, source, quiet=quiet).core
         self._processor = OutputProcessor(self.tokenizer)
+        self._inboxes: dict[str, deque[RequestOutput | IzhError]] = {}  # of every live request: its call's own
 
     @property
     def max_model_len(self) -> int:
@@ -66,7 +69,8 @@ class LLM:
         adapters = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
         if len(adapters) != len(texts):
             raise ValueError(f"{len(texts)} prompts but {len(adapters)} lora: give one, or one for each")
-        order = [self._add(*each) for each in zip(texts, all_params, adapters, strict=True)]
+        token_ids = [self._encode(text) for text in texts]  # all of them before any runs: one may be refused
+        asked = {_new_id(): each for each in zip(texts, token_ids, all_params, adapters, strict=True)}
         bar = Progress(
             TextColumn("Generating"),
             BarColumn(),
@@ -78,8 +82,8 @@ class LLM:
         )
         start, num_tokens = time.monotonic(), 0
         with bar:
-            task = bar.add_task("", total=len(order), rate="")
-            for piece in self._run(order):
+            task = bar.add_task("", total=len(asked), rate="")
+            for piece in self._run(asked):
                 if piece.request_id in done:
                     done[piece.request_id].add(piece)
                 else:
@@ -87,7 +91,7 @@ class LLM:
                 num_tokens += sum(len(output.token_ids) for output in piece.outputs)
                 rate = f"{num_tokens / (time.monotonic() - start):.0f} tokens/s"
                 bar.update(task, advance=1 if piece.finished else 0, rate=rate)
-        return [done[request_id] for request_id in order]
+        return [done[request_id] for request_id in asked]
 
     def chat(
         self,
@@ -104,42 +108,64 @@ class LLM:
         return self.generate(prompts, params, progress=progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
-        """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request."""
-        yield from self._run([self._add(prompt, params or SamplingParams())])
+        """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request. Several
+        streams may be read in turns."""
+        yield from self._run({_new_id(): (prompt, self._encode(prompt), params or SamplingParams(), None)})
 
     def reset_prefix_cache(self) -> None:
         """Make later requests reuse nothing computed so far."""
         self._core.reset_prefix_cache()
 
-    def _add(self, prompt: Prompt, params: SamplingParams, lora: str | None = None) -> str:
-        request_id = f"offline-{uuid.uuid4().hex}"
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        self._processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
-        arrival_s = time.monotonic()
-        adapters = () if lora is None else ((lora, 1.0),)
-        for request in choices_of(request_id, token_ids, params, arrival_s, adapters=adapters):
-            self._core.add(request)
-        return request_id
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
-    def _run(self, request_ids: list[str]) -> Iterator[RequestOutput]:
-        """Step until these requests are finished; abort what is left of them when stopped early."""
-        mine = set(request_ids)
+    def _add(
+        self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams, lora: str | None
+    ) -> None:
+        self._processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
+        adapters = () if lora is None else ((lora, 1.0),)
+        for request in choices_of(request_id, token_ids, params, time.monotonic(), adapters=adapters):
+            self._core.add(request)
+
+    def _run(self, asked: dict[str, _Asked]) -> Iterator[RequestOutput]:
+        """Add what is asked, by request id, and step until all of it is finished; abort what is left of it when stopped
+        early. Other calls' requests move on meanwhile, and what comes of them waits in their inboxes."""
+        inbox: deque[RequestOutput | IzhError] = deque()
+        live: set[str] = set()
         try:
-            while mine:
-                processed = self._processor.process(self._core.step())
-                for engine_id in processed.abort:
-                    self._core.abort(engine_id)
-                for request_id, finish in processed.failed:
-                    if request_id in mine:
-                        raise error_of(finish.kind, finish.error or "unknown error", finish.param)
-                for piece in processed.ready:
-                    if piece.finished:
-                        mine.discard(piece.request_id)
-                    yield piece
+            for request_id, each in asked.items():
+                self._inboxes[request_id] = inbox
+                live.add(request_id)
+                self._add(request_id, *each)
+            while live:
+                while not inbox:
+                    self._step()
+                item = inbox.popleft()
+                if isinstance(item, IzhError):
+                    raise item
+                if item.finished:
+                    live.discard(item.request_id)
+                    del self._inboxes[item.request_id]
+                yield item
         finally:
-            for request_id in mine:
+            for request_id in live:
+                del self._inboxes[request_id]
                 for engine_id in self._processor.abort(request_id):
                     self._core.abort(engine_id)
+
+    def _step(self) -> None:
+        """One step of the engine, whose outputs go to the calls that asked for them."""
+        processed = self._processor.process(self._core.step())
+        for engine_id in processed.abort:
+            self._core.abort(engine_id)
+        for request_id, finish in processed.failed:
+            self._inboxes[request_id].append(error_of(finish.kind, finish.error or "unknown error", finish.param))
+        for piece in processed.ready:
+            self._inboxes[piece.request_id].append(piece)
+
+
+def _new_id() -> str:
+    return f"offline-{uuid.uuid4().hex}"
 
 
 def _is_conversation(messages: Messages | list[Messages]) -> bool:

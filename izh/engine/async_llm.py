@@ -22,7 +22,7 @@ from izh.config import EngineOptions, lora_directories
 from izh.engine.core_process import CoreProcess
 from izh.engine.messages import Abort, Add, Ready, ResetPrefixCache, Start, Stepped
 from izh.engine.metrics import Metrics
-from izh.errors import EngineDeadError, IzhError, error_of
+from izh.errors import EngineDeadError, IzhError, RequestError, error_of
 from izh.model.source import ModelSource, resolve
 from izh.outputs import RequestOutput
 from izh.request import FinishReason, SamplingParams, choices_of
@@ -130,6 +130,8 @@ class AsyncLLM:
         if core is None or self.state != "ready":
             raise EngineDeadError(f"the engine is not ready (state: {self.state}); try again shortly")
         request_id = request_id or f"req-{uuid.uuid4().hex}"
+        if request_id in self._streams:  # before anything is made for it: all of that is the live request's own
+            raise RequestError(f"request_id {request_id!r} is in use by a request that has not ended", "request_id")
         stream = self._streams[request_id] = _Stream(arrival_s=arrival_s)
         try:
             text = prompt if isinstance(prompt, str) else None

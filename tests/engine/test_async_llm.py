@@ -106,6 +106,20 @@ async def test_bad_requests_raise_before_the_first_item(llm, prompt, params, err
         await anext(llm.generate(prompt, params))
 
 
+async def test_an_id_in_use_is_refused_and_its_owner_goes_on(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    expected = await collect(llm.generate("the quick", params))
+    first = llm.generate("the quick", params, request_id="same")
+    whole = await anext(first)
+    with pytest.raises(RequestError, match="'same' is in use") as caught:
+        await anext(llm.generate("hello", params, request_id="same"))
+    assert caught.value.param == "request_id"
+    async with asyncio.timeout(30):
+        async for item in first:
+            whole.add(item)
+    assert whole.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
 async def test_closing_a_stream_frees_the_engine(llm):
     stream = llm.generate("the quick brown", SamplingParams(max_tokens=200, ignore_eos=True))
     await anext(stream)
