@@ -5,7 +5,8 @@ Must not know: configs, weights.
 Invariant: a ModelSource's path exists and holds a whole checkpoint's files; nothing is downloaded after `resolve`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -22,11 +23,15 @@ SourceKind = Literal["directory", "gguf"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """A model on this machine. `name` is what it is served as unless the user says otherwise."""
+    """A model on this machine. `name` is what it is served as unless the user says otherwise.
+
+    `adapters` come with the model, and are loaded with it: name -> directory as PEFT saves it.
+    """
 
     path: Path
     name: str
     kind: SourceKind
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
 
 def resolve(model: str, revision: str | None = None) -> ModelSource:
