@@ -10,10 +10,21 @@ KV pages of one layer: k_pages and v_pages, [num_blocks, G, B, D]; slot s lies a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from izh.kernels.lora import AdapterRows
+
+Activation = Literal["none", "gelu", "gelu_tanh", "relu"]
+
+
+class FrozenLinear(Protocol):
+    """A linear layer that keeps its weight in whatever order suits the device."""
+
+    def __call__(self, x: Tensor, activation: Activation = "none") -> Tensor:
+        """x [T, K] -> [T, N] = activation(x weight^T + bias)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,3 +68,20 @@ class Ops:
     """add_lora(y [T, D], x [T, K], a [S, P, R, K], b [S, D, R], offsets (P + 1 numbers, 0 .. D), ranks [S, P] int32 on
     the host, rows).  For each row t of `rows` with slot s, and each part p with r = ranks[s, p] and outputs
     d in offsets[p] .. offsets[p+1]-1:  y[t, d] += b[s, d, :r] @ (a[s, p, :r] @ x[t]).  Modifies y."""
+
+    freeze_linear: Callable[[Tensor, Tensor | None], FrozenLinear]
+    """freeze_linear(weight [N, K], bias [N] or None) -> a layer for weights that never change (an encoder's). It may
+    hold a copy in another order, so the caller lets go of the weight. "gelu" is the exact one (erf)."""
+
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    """layer_norm(x [T, N], weight [N], bias [N] or None, eps) -> [T, N] = (x - mean) / sqrt(variance + eps) * weight
+    + bias, statistics of the row in float32."""
+
+    add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
+    """add_layer_norm(x [T, N], residual [T, N], weight, bias, eps) -> (layer_norm(s), s) with s = x + residual.
+    May write s into `residual` and return that."""
+
+    packed_attention: Callable[[Tensor, Tensor, Tensor, Tensor, float, int | None], Tensor]
+    """packed_attention(q, k, v [T, H, D], starts [S+1] int32, scale, window) -> [T, H, D]. Sequences lie end to end:
+    rows starts[s] .. starts[s+1]-1 see all keys of the same rows, or with a window those at most `window` away on
+    either side.  softmax(scale * q k^T) v in float32.  The three may be views into one fused projection."""

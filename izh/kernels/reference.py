@@ -5,12 +5,14 @@ Must not know: who calls it. Nothing here works in place except `write_kv`, whos
 Names and shapes as in `ops.py`.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from izh.kernels.lora import add_lora
-from izh.kernels.ops import Ops
+from izh.kernels.ops import Activation, FrozenLinear, Ops
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -96,6 +98,48 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
     return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
 
 
+_ACTIVATIONS = {
+    "none": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def freeze_linear(weight: Tensor, bias: Tensor | None) -> FrozenLinear:
+    def apply(x: Tensor, activation: Activation = "none") -> Tensor:
+        return _ACTIVATIONS[activation](F.linear(x, weight, bias))
+
+    return apply
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return layer_norm(total, weight, bias, eps), total
+
+
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float, window: int | None) -> Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    bounds = starts.tolist()
+    for start, stop in pairwise(bounds):
+        queries, keys, values = (x[start:stop].float().transpose(0, 1) for x in (q, k, v))
+        scores = scale * (queries @ keys.transpose(1, 2))
+        if window is not None:
+            position = torch.arange(stop - start, device=q.device)
+            scores = scores.masked_fill((position[:, None] - position).abs() > window, float("-inf"))
+        out[start:stop] = (scores.softmax(-1) @ values).transpose(0, 1).to(q.dtype)
+    return out
+
+
 REFERENCE = Ops(
     linear=linear,
     rms_norm=rms_norm,
@@ -106,4 +150,8 @@ REFERENCE = Ops(
     silu_mul=silu_mul,
     gelu_tanh_mul=gelu_tanh_mul,
     add_lora=add_lora,
+    freeze_linear=freeze_linear,
+    layer_norm=layer_norm,
+    add_layer_norm=add_layer_norm,
+    packed_attention=packed_attention,
 )

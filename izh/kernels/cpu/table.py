@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from izh.kernels.cpu import attention, elementwise, linear, lora
+from izh.kernels.cpu import attention, elementwise, frozen, layer_norm, linear, lora, packed_attention
 from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
 
@@ -22,6 +22,10 @@ NUMBA = Ops(
     silu_mul=elementwise.silu_mul,
     gelu_tanh_mul=elementwise.gelu_tanh_mul,
     add_lora=lora.add_lora,
+    freeze_linear=frozen.freeze_linear,
+    layer_norm=layer_norm.layer_norm,
+    add_layer_norm=layer_norm.add_layer_norm,
+    packed_attention=packed_attention.packed_attention,
 )
 
 
