@@ -55,7 +55,7 @@ class AdapterBank:
             raise ValueError(f"the model has no linear named {', '.join(targets)}")
         ops = select(torch.device("cpu"), _KERNELS[backend])
         self.max_rank = max_rank
-        self.shapes = shapes_of(sites)  # (inputs, outputs) of every target, by the checkpoint's path
+        self.shapes = shapes_of(sites)
         self.slots = SlotTable(capacity)
         self._rows: AdapterRows | None = None
         self._content: list[bytes | None] = [None] * capacity  # the digest of the weights each slot holds
@@ -65,6 +65,7 @@ class AdapterBank:
             self._wrapped.append(self._wrap(site, capacity, ops))
         linears = [wrapped for wrapped in self._wrapped if isinstance(wrapped, AdapterLinear)]
         self._biased = {part.path for each in linears if each.base.bias is not None for part in each.parts}
+        self._tables = {part.path for each in self._wrapped if each not in linears for part in each.parts}
 
     def _wrap(self, site: Site, capacity: int, ops: Ops) -> AdapterLinear | AdapterEmbedding:
         base = getattr(site.parent, site.name)
@@ -105,11 +106,30 @@ class AdapterBank:
                     f"{path}: A is {tuple(delta.a.shape)} and B {tuple(delta.b.shape)}; the model needs "
                     f"A [r, {inputs}] and B [{outputs}, r]"
                 )
-            if delta.bias is not None and path not in self._biased:
-                raise AdapterError(f"{path}: the adapter trains a bias, but the model's linear has none")
+            self._check_more(path, delta)
             for name, tensor in delta.tensors().items():
                 if not torch.isfinite(tensor).all():
                     raise AdapterError(f"{path}: {name} holds values that are not finite")
+
+    def _check_more(self, path: str, delta: ModuleDelta) -> None:
+        """What a delta has beside A and B."""
+        inputs, outputs = self.shapes[path]
+        is_table = path in self._tables
+        if delta.bias is not None and path not in self._biased:
+            raise AdapterError(f"{path}: the adapter trains a bias, but the model's linear has none")
+        if delta.shift is not None and is_table:
+            raise AdapterError(f"{path}: the adapter adds a bias, but an embedding has none")
+        for name in ("bias", "magnitude", "shift"):
+            tensor = getattr(delta, name)
+            if tensor is not None and tensor.shape != (outputs,):
+                raise AdapterError(f"{path}: {name} is {tuple(tensor.shape)}; the model needs {(outputs,)}")
+        if delta.replaced is not None:
+            if path in self._biased:
+                raise AdapterError(f"{path}: the adapter replaces rows of a weight, whose linear has a bias")
+            try:
+                delta.replaced.check(*((inputs, outputs) if is_table else (outputs, inputs)))
+            except AdapterError as error:
+                raise AdapterError(f"{path}: {error}") from error
 
     @torch.inference_mode()
     def write(self, slot: int, adapter: Adapter) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from izh.adapters.rows import ReplacedRows
 from izh.adapters.weights import ModuleDelta
 from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
@@ -32,7 +33,8 @@ class AdapterLinear(nn.Module):
     """y = W x + bias, then for rows with an adapter: y = gain * y + shift + B (A x).
 
     gain and shift are 1 and 0 except for DoRA (gain = m / ||W + BA||, per output) and trained biases; B carries the
-    scale, and for DoRA the gain. Ranks are the adapters' own: no time is spent on padding.
+    scale, and for DoRA the gain. Ranks are the adapters' own: no time is spent on padding. Where an adapter replaces
+    rows of W (an LM head that was trained), its rows of the step are projected again, by these alone.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class AdapterLinear(nn.Module):
         self.ranks = torch.zeros(capacity, len(parts), dtype=torch.int32)
         self.gain: Tensor | None = None  # [S, D], made when the first adapter needs it; the same for shift
         self.shift: Tensor | None = None
+        self._replaced: dict[tuple[int, int], ReplacedRows] = {}  # by slot and part
         self._offsets = (*(part.start for part in parts), parts[-1].stop)
         self._ops = ops
         self._rows = rows
@@ -68,11 +71,23 @@ class AdapterLinear(nn.Module):
         rows = self._rows()
         if rows is None:
             return y
+        if self._replaced:
+            self._project_again(y, x, rows)
         if self.gain is not None and self.shift is not None:
             order, slot = rows.order.long(), rows.slot_of_row
             y[order] = y[order] * self.gain[slot] + self.shift[slot]
         self._ops.add_lora(y, x, self.a, self.b, self._offsets, self.ranks, rows)
         return y
+
+    def _project_again(self, y: Tensor, x: Tensor, rows: AdapterRows) -> None:
+        """Put what replaced rows give into y. Base weights have no bias there (see `AdapterBank.check`)."""
+        for slot, start, stop in rows.groups:
+            index = rows.order[start:stop].long()
+            for number, part in enumerate(self.parts):
+                replaced = self._replaced.get((slot, number))
+                if replaced is not None:
+                    again = replaced.project(x[index], self._ops)
+                    y[index[:, None], part.start + replaced.ids] = again.to(y)
 
     def write(self, slot: int, deltas: dict[str, ModuleDelta]) -> None:
         """Put an adapter's weights into the slot; targets it does not have get rank 0. Everything was validated."""
@@ -80,12 +95,15 @@ class AdapterLinear(nn.Module):
         if self.gain is not None and self.shift is not None:
             self.gain[slot], self.shift[slot] = 1.0, 0.0
         for index, part in enumerate(self.parts):
+            self._replaced.pop((slot, index), None)
             delta = deltas.get(part.path)
             if delta is None:
                 continue
-            rank, outputs = delta.a.shape[0], slice(part.start, part.stop)
+            if delta.replaced is not None:
+                self._replaced[slot, index] = delta.replaced.to(self.weight.device)
+            rank, outputs = delta.rank, slice(part.start, part.stop)
             b = delta.b
-            if delta.magnitude is not None or delta.bias is not None:
+            if delta.magnitude is not None or delta.bias is not None or delta.shift is not None:
                 gain, shift = self._affine(delta, outputs)
                 b = b * gain[:, None]
                 self._keep_affine(slot, outputs, gain, shift)
@@ -94,15 +112,12 @@ class AdapterLinear(nn.Module):
             self.ranks[slot, index] = rank
 
     def _affine(self, delta: ModuleDelta, outputs: slice) -> tuple[Tensor, Tensor]:
-        """gain, shift [D of the part] float32: DoRA's m / ||W + BA|| (Liu et al. 2024, section 4.1), and the bias."""
-        weight = self.weight[outputs].float()
-        own = self.base.bias if self.base.bias is not None else weight.new_zeros(len(self.base.weight))
-        base_bias = own[outputs].float()
-        gain = torch.ones(weight.shape[0])
-        if delta.magnitude is not None:
-            gain = delta.magnitude / torch.linalg.norm(weight + delta.b @ delta.a, dim=1)
-        bias = base_bias if delta.bias is None else delta.bias
-        return gain, bias - gain * base_bias
+        """gain, shift [D of the part] float32, on the host: DoRA's m / ||W + BA|| and what is added to the output."""
+        size = outputs.stop - outputs.start
+        base_bias = torch.zeros(size) if self.base.bias is None else self.base.bias[outputs].float().cpu()
+        gain = torch.ones(size) if delta.magnitude is None else _dora_gain(delta, _own(delta, self.weight[outputs]))
+        shift = (base_bias if delta.bias is None else delta.bias) - gain * base_bias
+        return gain, shift if delta.shift is None else shift + delta.shift
 
     def _keep_affine(self, slot: int, outputs: slice, gain: Tensor, shift: Tensor) -> None:
         if self.gain is None or self.shift is None:
@@ -114,7 +129,10 @@ class AdapterLinear(nn.Module):
 
 
 class AdapterEmbedding(nn.Module):
-    """The token embedding: for rows with an adapter, e = W[id] + B A[:, id]. a is [S, R, V], b is [S, D, R]."""
+    """The token embedding: for rows with an adapter, e = gain * W[id] + B A[:, id], W with the rows that it replaces.
+
+    a is [S, R, V], b is [S, D, R]; gain is 1 except for DoRA.
+    """
 
     def __init__(
         self, base: Embedding, path: str, capacity: int, max_rank: int, rows: Callable[[], AdapterRows | None]
@@ -125,7 +143,9 @@ class AdapterEmbedding(nn.Module):
         self.parts = (Part(path, 0, weight.shape[1]),)
         self.a = weight.new_zeros(capacity, max_rank, weight.shape[0])
         self.b = weight.new_zeros(capacity, weight.shape[1], max_rank)
-        self.is_used = [False] * capacity
+        self.ranks = [0] * capacity
+        self._gain: dict[int, Tensor] = {}  # [D], by slot
+        self._replaced: dict[int, ReplacedRows] = {}  # by slot
         self._rows = rows
 
     @property
@@ -137,19 +157,50 @@ class AdapterEmbedding(nn.Module):
         """token_ids [T] -> [T, D]."""
         y = self.base(token_ids)
         rows = self._rows()
-        if rows is None or not any(self.is_used):
+        if rows is None:
             return y
-        order, slot = rows.order.long(), rows.slot_of_row
-        low = self.a[slot, :, token_ids[order]]  # [n, R]
-        y[order] += torch.einsum("ndr,nr->nd", self.b[slot], low)
+        for slot, start, stop in rows.groups:
+            if self.ranks[slot] or slot in self._replaced:
+                index = rows.order[start:stop].long()
+                y[index] = self._embed(slot, y[index], token_ids[index])
         return y
+
+    def _embed(self, slot: int, base: Tensor, tokens: Tensor) -> Tensor:
+        """base [n, D], the base's rows for tokens [n] -> the adapter's."""
+        rank = self.ranks[slot]
+        found = self._replaced[slot].look_up(base, tokens) if slot in self._replaced else base
+        if slot in self._gain:
+            found = found * self._gain[slot]
+        return found + self.a[slot][:rank, tokens].T @ self.b[slot, :, :rank].T
 
     def write(self, slot: int, deltas: dict[str, ModuleDelta]) -> None:
         """Put an adapter's weights into the slot, or clear it. Everything was validated."""
+        self.ranks[slot] = 0
+        self._gain.pop(slot, None)
+        self._replaced.pop(slot, None)
         delta = deltas.get(self.parts[0].path)
-        self.is_used[slot] = delta is not None
-        self.a[slot] = 0.0
-        if delta is not None:
-            rank = delta.a.shape[0]
-            self.a[slot, :rank] = delta.a
-            self.b[slot, :, :rank] = delta.b
+        if delta is None:
+            return
+        if delta.replaced is not None:
+            self._replaced[slot] = delta.replaced.to(self.weight.device)
+        rank, b = delta.rank, delta.b
+        if delta.magnitude is not None:
+            gain = _dora_gain(delta, _own(delta, self.weight).T)
+            b = b * gain[:, None]
+            self._gain[slot] = gain.to(self.b)
+        self.a[slot, :rank] = delta.a
+        self.b[slot, :, :rank] = b
+        self.ranks[slot] = rank
+
+
+def _own(delta: ModuleDelta, weight: Tensor) -> Tensor:
+    """The base weight, in float32, with the rows that the adapter replaces."""
+    return weight.float() if delta.replaced is None else delta.replaced.to(weight.device).merged(weight)
+
+
+def _dora_gain(delta: ModuleDelta, weight: Tensor) -> Tensor:
+    """m / ||W + BA|| of each output, [D] float32 on the host (Liu et al. 2024, section 4.1); W is `weight` [D, K]. Of a
+    token embedding, K is the vocabulary, as PEFT has it."""
+    assert delta.magnitude is not None
+    low = delta.b.to(weight.device) @ delta.a.to(weight.device)
+    return delta.magnitude / torch.linalg.norm(weight + low, dim=1).cpu()

@@ -7,33 +7,23 @@ Invariant: every tensor of the file is used, and every module that the config ta
 
 import json
 import logging
-import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from izh.adapters.peft_config import PeftConfig
+from izh.adapters.peft_rows import replaced_rows
+from izh.adapters.peft_tensors import ROWS, Tensors, checked, read_tensors
+from izh.adapters.rows import ReplacedRows
+from izh.adapters.sites import Targets
 from izh.adapters.weights import Adapter, ModuleDelta
 from izh.errors import AdapterError
 
 log = logging.getLogger("izh.adapters")
 
-_PREFIX = "base_model.model."
-_FIELDS = {  # the end of a tensor's name, less the adapter's: what it is
-    "lora_A.weight": "a",
-    "lora_B.weight": "b",
-    "lora_embedding_A": "a of an embedding",
-    "lora_embedding_B": "b of an embedding",
-    "lora_magnitude_vector": "magnitude",
-    "lora_magnitude_vector.weight": "magnitude",
-    "base_layer.bias": "bias",
-    "bias": "bias of a module without A and B",
-}
-_BASE_COPIES = ("base_layer.weight", "embed_tokens.weight", "lm_head.weight")
 _ROOTS = (  # what a checkpoint puts before "layers." and "embed_tokens", and before "lm_head"; None: it has no head
     ("model.language_model.", ""),
     ("language_model.model.", "language_model."),
@@ -42,30 +32,29 @@ _ROOTS = (  # what a checkpoint puts before "layers." and "embed_tokens", and be
 )
 
 
-def read_peft(directory: Path, targets: Mapping[str, tuple[int, int]]) -> Adapter:
-    """Read an adapter for a model whose linears are `targets`: path -> (inputs, outputs), such as
-    "layers.3.self_attn.q_proj". A bias that the file does not hold is the base's own. Logs what was read.
+def read_peft(directory: Path, targets: Targets) -> Adapter:
+    """Read an adapter for a model with these targets. A bias that the file does not hold is the base's own, and so is a
+    copy of a base weight that equals it. Logs what was read.
 
     Raises AdapterError naming the directory, the file, and the key or the field at fault.
     """
     try:
-        config = PeftConfig.read(_json(directory / "adapter_config.json"))
-        adapter = _adapter(config, _by_module(_tensors(directory)), targets)
+        config = PeftConfig.read(_json(directory / "adapter_config.json")).of(is_tied=targets.is_tied)
+        adapter = _adapter(config, read_tensors(directory), targets)
     except AdapterError as error:
         raise AdapterError(f"adapter {directory}: {error}") from error
     log.info("adapter %s: %s", directory, "; ".join(adapter.report()))
     return adapter
 
 
-def _adapter(
-    config: PeftConfig, found: Mapping[str, Mapping[str, Tensor]], targets: Mapping[str, tuple[int, int]]
-) -> Adapter:
+def _adapter(config: PeftConfig, found: Mapping[str, Tensors], targets: Targets) -> Adapter:
     keys = _keys(found, targets)
     if strange := [key for key in found if key not in keys]:
         raise AdapterError(f"{strange[0]} is no linear of this model; is the adapter made for another one?")
     deltas, scales = {}, {}
-    for key, tensors in found.items():
+    for key, all_tensors in found.items():
         path = keys[key]
+        tensors = {what: tensor for what, tensor in all_tensors.items() if what not in ROWS}
         if config.targets(key):
             deltas[path] = _delta(key, tensors, config, *targets[path], is_embedding=path == "embed_tokens")
             scales[path] = config.scale(key)
@@ -73,89 +62,68 @@ def _adapter(
                 log.warning(
                     "%s matches several patterns of %s; PEFT uses the first in the file, so izh does", key, field
                 )
-        else:
+        elif tensors:
             deltas[path] = _bias_alone(key, tensors, config, *targets[path])
-    if missing := [key for key, path in keys.items() if config.targets(key) and path not in deltas]:
+    if missing := [key for key, path in keys.items() if config.targets(key) and path not in scales]:
         raise AdapterError(
             f"adapter_config.json targets {len(missing)} modules without weights, the first {missing[0]}"
         )
     if not scales:
         raise AdapterError("adapter_config.json targets no linear of this model")
-    return Adapter(deltas, scales)
+    replacing = {key: {what: each[what] for what in ROWS & each.keys()} for key, each in found.items()}
+    rows = replaced_rows(config, {key: tensors for key, tensors in replacing.items() if tensors}, keys, targets)
+    return Adapter(
+        deltas | {path: _with_rows(deltas.get(path), each, *targets[path]) for path, each in rows.items()}, scales
+    )
 
 
 def _delta(
-    key: str, tensors: Mapping[str, Tensor], config: PeftConfig, inputs: int, outputs: int, *, is_embedding: bool
+    key: str, tensors: Tensors, config: PeftConfig, inputs: int, outputs: int, *, is_embedding: bool
 ) -> ModuleDelta:
     rank, kind = config.rank(key), " of an embedding" if is_embedding else ""
-    shapes: dict[str, tuple[int, ...]] = {f"a{kind}": (rank, inputs), f"b{kind}": (outputs, rank)}
+    shapes: dict[str, tuple[int, ...]] = {f"lora a{kind}": (rank, inputs), f"lora b{kind}": (outputs, rank)}
+    if config.lora_bias:
+        shapes["lora b's bias"] = (outputs,)
     if config.use_dora:
         shapes["magnitude"] = (outputs,)
     if config.trains_bias(key) and "bias" in tensors:
         shapes["bias"] = (outputs,)
-    _check(key, tensors, shapes, f"use_dora is {config.use_dora} and bias {config.bias!r}")
-    b = _float(tensors[f"b{kind}"]) * config.scale(key)
-    if not torch.isfinite(b).all():
-        raise AdapterError(f"{key}: scaled by {config.scale(key):g}, b holds values that are not finite")
-    more = {name: _float(tensors[name]) for name in ("bias", "magnitude") if name in shapes}
-    return ModuleDelta(_float(tensors[f"a{kind}"]), b, **more)
+    why = f"use_dora is {config.use_dora}, lora_bias {config.lora_bias} and bias {config.bias!r}"
+    read = _all(key, tensors, shapes, why)
+    more = {}
+    for name in (f"lora b{kind}", "lora b's bias") if config.lora_bias else (f"lora b{kind}",):
+        more[name] = read[name] * config.scale(key)
+        if not torch.isfinite(more[name]).all():
+            raise AdapterError(f"{key}: scaled by {config.scale(key):g}, {name} holds values that are not finite")
+    return ModuleDelta(
+        read[f"lora a{kind}"],
+        more[f"lora b{kind}"],
+        bias=read.get("bias"),
+        magnitude=read.get("magnitude"),
+        shift=more.get("lora b's bias"),
+    )
 
 
-def _bias_alone(key: str, tensors: Mapping[str, Tensor], config: PeftConfig, inputs: int, outputs: int) -> ModuleDelta:
+def _bias_alone(key: str, tensors: Tensors, config: PeftConfig, inputs: int, outputs: int) -> ModuleDelta:
     """With bias = "all" PEFT trains the biases of all modules, also of those without A and B."""
     name = "bias of a module without A and B"
     if name not in tensors or not config.trains_bias(key):
         raise AdapterError(f"{key} has weights, but adapter_config.json does not target it")
-    _check(key, tensors, {name: (outputs,)}, "adapter_config.json does not target the module")
-    return ModuleDelta(torch.zeros(0, inputs), torch.zeros(outputs, 0), bias=_float(tensors[name]))
+    bias = _all(key, tensors, {name: (outputs,)}, "adapter_config.json does not target the module")[name]
+    return ModuleDelta(torch.zeros(0, inputs), torch.zeros(outputs, 0), bias=bias)
 
 
-def _check(key: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], why: str) -> None:
-    for name, shape in shapes.items():
-        if name not in tensors:
-            raise AdapterError(f"{key}: lora {name} is missing")
-        if tuple(tensors[name].shape) != shape:
-            raise AdapterError(f"{key}: lora {name} is {tuple(tensors[name].shape)}, expected {shape}")
-        if not tensors[name].is_floating_point():
-            raise AdapterError(f"{key}: lora {name} is {tensors[name].dtype}, expected floating point")
-        if not torch.isfinite(_float(tensors[name])).all():
-            raise AdapterError(f"{key}: lora {name} holds values that are not finite")
+def _with_rows(delta: ModuleDelta | None, rows: ReplacedRows, inputs: int, outputs: int) -> ModuleDelta:
+    alone = ModuleDelta(torch.zeros(0, inputs), torch.zeros(outputs, 0))
+    return replace(delta or alone, row_ids=rows.ids, rows=rows.values)
+
+
+def _all(key: str, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], why: str) -> dict[str, Tensor]:
+    """The tensors of these shapes, of which there must be no others."""
+    read = {name: checked(key, name, tensors, shape) for name, shape in shapes.items()}
     if extra := sorted(set(tensors) - set(shapes)):
         raise AdapterError(f"{key}: {', '.join(extra)} found, but {why}")
-
-
-def _float(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float32).contiguous()
-
-
-def _by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """{module as PEFT calls it: {what of `_FIELDS`: tensor}}. Embeddings' A [r, V] and B [D, r] read as a linear's."""
-    modules: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name = _without_adapter_name(key)
-        end = next((end for end in _FIELDS if name.endswith(f".{end}")), None)
-        if name.endswith(_BASE_COPIES):
-            raise AdapterError(
-                f"tensor {key} is a copy of a base weight, which may differ from the served one; save the adapter with "
-                "save_pretrained(..., save_embedding_layers=False)"
-            )
-        if not key.startswith(_PREFIX) or end is None:
-            raise AdapterError(f"tensor {key} is not a LoRA weight that izh knows")
-        module = modules.setdefault(name.removeprefix(_PREFIX).removesuffix(f".{end}"), {})
-        if _FIELDS[end] in module:
-            raise AdapterError(f"tensor {key} is there twice, under two spellings")
-        module[_FIELDS[end]] = tensor
-    if not modules:
-        raise AdapterError("the adapter has no weights")
-    return modules
-
-
-def _without_adapter_name(key: str) -> str:
-    """ "...lora_A.default.weight", as in a state dict of the running model, becomes "...lora_A.weight"."""
-    for end in ("", ".weight"):
-        if key.endswith(f".default{end}"):
-            return key.removesuffix(f".default{end}") + end
-    return key
+    return read
 
 
 def _keys(modules: Mapping[str, object], targets: Mapping[str, object]) -> dict[str, str]:
@@ -167,22 +135,6 @@ def _keys(modules: Mapping[str, object], targets: Mapping[str, object]) -> dict[
             keys[f"{head}lm_head"] = "lm_head"
         spellings.append(keys)
     return max(spellings, key=lambda keys: sum(key in keys for key in modules))
-
-
-def _tensors(directory: Path) -> dict[str, Tensor]:
-    file = directory / "adapter_model.safetensors"
-    try:
-        if file.is_file():
-            return load_file(file)
-        file = directory / "adapter_model.bin"
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise AdapterError("has neither adapter_model.safetensors nor adapter_model.bin") from None
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise AdapterError(f"{file.name}: cannot be read: {error}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(each, Tensor) for each in tensors.values()):
-        raise AdapterError(f"{file.name}: must hold tensors by name")
-    return tensors
 
 
 def _json(file: Path) -> dict[str, object]:

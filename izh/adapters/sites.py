@@ -1,16 +1,42 @@
 """Where a model can be adapted.
 
-Owns: the map from the checkpoint's names (what adapters say) to the served model's modules (what is wrapped).
+Owns: the map from the checkpoint's names (what adapters say) to the served model's modules (what is wrapped); Targets,
+what an adapter's reader has to know of the model.
 Must not know: adapters, slots.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from izh.adapters.linear import Part
 from izh.model.decoder import Decoder, Embedding
+from izh.model.families import family_of
 from izh.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Targets(Mapping[str, tuple[int, int]]):
+    """(inputs, outputs) of all that can be adapted, by the checkpoint's path, such as "layers.3.self_attn.q_proj"; the
+    inputs of "embed_tokens" are the vocabulary.
+
+    `is_tied`: the head computes with the embedding's weights. `weights`: the base weights [V, D] of the embedding and
+    the head, as served; none where no model is loaded.
+    """
+
+    shapes: Mapping[str, tuple[int, int]]
+    is_tied: bool = False
+    weights: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getitem__(self, path: str) -> tuple[int, int]:
+        return self.shapes[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,39 +47,21 @@ class Site:
     name: str
     parts: tuple[Part, ...]
 
+    @property
+    def module(self) -> nn.Module:
+        module = getattr(self.parent, self.name)
+        assert isinstance(module, nn.Module)
+        return module
+
 
 def decoder_sites(model: Decoder) -> list[Site]:
-    """Every projection of the decoder, the LM head and the token embedding. Fused projections have several parts."""
-    spec = model.spec
-    query, key, _value = spec.qkv_sizes
-    sites = [Site(model, "embed_tokens", (Part("embed_tokens", 0, spec.hidden_size),))]
-    for index, layer in enumerate(model.layers):
-        attention, mlp = layer.attention, layer.mlp
-        assert isinstance(attention, nn.Module)
-        assert isinstance(mlp, nn.Module)
-        at, to = f"layers.{index}.self_attn", f"layers.{index}.mlp"
-        sites += [
-            Site(
-                attention,
-                "qkv_proj",
-                (
-                    Part(f"{at}.q_proj", 0, query),
-                    Part(f"{at}.k_proj", query, query + key),
-                    Part(f"{at}.v_proj", query + key, query + 2 * key),
-                ),
-            ),
-            Site(attention, "o_proj", (Part(f"{at}.o_proj", 0, spec.hidden_size),)),
-            Site(
-                mlp,
-                "gate_up_proj",
-                (
-                    Part(f"{to}.gate_proj", 0, spec.intermediate_size),
-                    Part(f"{to}.up_proj", spec.intermediate_size, 2 * spec.intermediate_size),
-                ),
-            ),
-            Site(mlp, "down_proj", (Part(f"{to}.down_proj", 0, spec.hidden_size),)),
-        ]
-    return [*sites, Site(model, "lm_head", (Part("lm_head", 0, spec.vocab_size),))]
+    """Every projection of the decoder, the LM head and the token embedding. One that computes several of the
+    checkpoint's modules has several parts."""
+    sites = []
+    for place, parts in _parts(model.spec).items():
+        parent, _, name = place.rpartition(".")
+        sites.append(Site(model.get_submodule(parent), name, parts))
+    return sites
 
 
 def linear_sites(model: nn.Module, targets: tuple[str, ...]) -> list[Site]:
@@ -67,34 +75,67 @@ def linear_sites(model: nn.Module, targets: tuple[str, ...]) -> list[Site]:
     ]
 
 
-def shapes_of(sites: list[Site]) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of every target, by path; an embedding's inputs are the vocabulary."""
+def shapes_of(sites: list[Site]) -> Targets:
+    """What adapters can say of a model with these sites, none of them wrapped yet."""
     shapes: dict[str, tuple[int, int]] = {}
+    weights: dict[str, Tensor] = {}
     for site in sites:
-        module = getattr(site.parent, site.name)
-        inputs = module.weight.shape[0 if isinstance(module, Embedding) else 1]
+        weight = site.module.weight
+        assert isinstance(weight, Tensor)
+        inputs = weight.shape[0 if isinstance(site.module, Embedding) else 1]
         shapes |= {part.path: (inputs, part.stop - part.start) for part in site.parts}
-    return shapes
+        weights |= {part.path: weight for part in site.parts if part.path in ("embed_tokens", "lm_head")}
+    is_tied = len(weights) == 2 and weights["embed_tokens"] is weights["lm_head"]
+    return Targets(shapes, is_tied, weights)
 
 
-def targets_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of all that can be adapted in a decoder, by the checkpoint's path; an embedding's inputs are
-    the vocabulary. Needs no model: an adapter can be read where none is loaded."""
-    hidden, middle = spec.hidden_size, spec.intermediate_size
-    query, key, value = spec.qkv_sizes
-    layer = {
-        "self_attn.q_proj": (hidden, query),
-        "self_attn.k_proj": (hidden, key),
-        "self_attn.v_proj": (hidden, value),
-        "self_attn.o_proj": (query, hidden),
-        "mlp.gate_proj": (hidden, middle),
-        "mlp.up_proj": (hidden, middle),
-        "mlp.down_proj": (middle, hidden),
+def targets_of(spec: ModelSpec) -> Targets:
+    """The same of a decoder that need not be loaded, without its weights."""
+    inputs = {
+        "qkv_proj": spec.hidden_size,
+        "o_proj": spec.qkv_sizes[0],
+        "gate_up_proj": spec.hidden_size,
+        "down_proj": spec.intermediate_size,
+        "embed_tokens": spec.vocab_size,
+        "lm_head": spec.hidden_size,
     }
-    targets = {"embed_tokens": (spec.vocab_size, hidden), "lm_head": (hidden, spec.vocab_size)}
-    return targets | {f"layers.{i}.{name}": shape for i in range(spec.num_layers) for name, shape in layer.items()}
+    shapes = {
+        part.path: (inputs[place.rpartition(".")[2]], part.stop - part.start)
+        for place, parts in _parts(spec).items()
+        for part in parts
+    }
+    return Targets(shapes, spec.tie_word_embeddings)
 
 
 def num_adapter_values(spec: ModelSpec, capacity: int, max_rank: int) -> int:
-    """How many numbers a bank holds: A and B of rank max_rank for every target, in each of `capacity` slots."""
-    return capacity * max_rank * sum(inputs + outputs for inputs, outputs in targets_of(spec).values())
+    """How many numbers a bank holds at most, in `capacity` slots: A and B of rank max_rank for every target, a gain and
+    a shift for each output. Not counted: rows that adapters bring in place of the base's, which stay where the adapter
+    itself is, on the host."""
+    return capacity * sum(max_rank * (inputs + outputs) + 2 * outputs for inputs, outputs in targets_of(spec).values())
+
+
+def _parts(spec: ModelSpec) -> dict[str, tuple[Part, ...]]:
+    """{projection of the decoder: the checkpoint's modules that it computes, in the order of its outputs}."""
+    query, key, value = spec.qkv_sizes
+    middle = spec.intermediate_size
+    outputs: dict[str, dict[str | None, tuple[int, int]]] = {
+        "qkv_proj": {
+            "q": (0, query),
+            "k": (query, query + key),
+            "v": (query + key, query + key + value),
+            None: (0, query + key + value),
+        },
+        "o_proj": {None: (0, spec.hidden_size)},
+        "gate_up_proj": {"gate": (0, middle), "up": (middle, 2 * middle), None: (0, 2 * middle)},
+        "down_proj": {None: (0, spec.hidden_size)},
+        "embed_tokens": {None: (0, spec.hidden_size)},
+        "lm_head": {None: (0, spec.vocab_size)},
+    }
+    found: dict[str, list[Part]] = {}
+    for path, (place, part) in family_of(spec.model_type).modules.items():
+        name = place.rpartition(".")[2]
+        if name not in outputs:  # norms
+            continue
+        for layer in range(spec.num_layers if "{i}" in path else 1):
+            found.setdefault(place.format(i=layer), []).append(Part(path.format(i=layer), *outputs[name][part]))
+    return {place: tuple(sorted(parts, key=lambda part: part.start)) for place, parts in found.items()}

@@ -7,12 +7,13 @@ Invariant: an Adapter is never changed; two with the same digest compute the sam
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from izh.adapters.rows import ReplacedRows
 from izh.cache.keys import digest
 
 
@@ -21,27 +22,44 @@ class ModuleDelta:
     """What an adapter does to one linear [D, K] of the model. Tensors are float32, on the host.
 
     `b` carries the scale: the correction is b @ (a @ x). `bias`, if trained, takes the place of the linear's own (PEFT
-    trains and saves the base's bias itself, not a difference from it); a delta that is a bias alone has rank 0.
-    `magnitude` is DoRA's m, as trained: whoever has the base weights makes the gain of it.
+    trains and saves the base's bias itself, not a difference from it). `shift` is added to the output, scale included.
+    `magnitude` is DoRA's m, as trained: whoever has the base weights makes the gain of it. Row `row_ids[i]` of the base
+    weight is `rows[i]` for this adapter, before anything else. A delta without A and B has rank 0.
+
+    Of the token embedding, a table [V, D], V takes the place of K: a is [r, V] and b [D, r]; rows are the table's.
     """
 
     a: Tensor  # [r, K]
     b: Tensor  # [D, r]
     bias: Tensor | None = None  # [D]
     magnitude: Tensor | None = None  # [D]
+    shift: Tensor | None = None  # [D]
+    row_ids: Tensor | None = None  # [n] int64, ascending
+    rows: Tensor | None = None  # [n, K]
 
     @property
     def rank(self) -> int:
         return self.a.shape[0]
 
     def scaled(self, scale: float) -> "ModuleDelta":
-        """The same direction, `scale` times as strong."""
-        return ModuleDelta(self.a, self.b * scale, self.bias, self.magnitude)
+        """The same direction, `scale` times as strong: of one that has a direction (`is_sum`)."""
+        assert self.is_sum
+        return ModuleDelta(self.a, self.b * scale, shift=None if self.shift is None else self.shift * scale)
+
+    @property
+    def is_sum(self) -> bool:
+        """True when it only adds to the output, so that it can be scaled and added to others."""
+        return self.bias is None and self.magnitude is None and self.rows is None
+
+    @property
+    def replaced(self) -> ReplacedRows | None:
+        """The rows of the base weight that it replaces, if any."""
+        return None if self.row_ids is None or self.rows is None else ReplacedRows(self.row_ids, self.rows)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors there are, by field."""
-        fields = {"a": self.a, "b": self.b, "bias": self.bias, "magnitude": self.magnitude}
-        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,8 @@ class Adapter:
         layers: dict[tuple[str, str], list[str]] = {}
         for path, delta in self.deltas.items():
             scale = f", scale {self.scales[path]:g}" if path in self.scales else ""
-            more = "".join(f", {name}" for name in delta.tensors() if name not in ("a", "b"))
+            more = "".join(f", {name}" for name in delta.tensors() if name in ("bias", "magnitude", "shift"))
+            more += "" if delta.rows is None else f", {len(delta.rows)} rows replaced"
             name, layer = re.sub(r"\.\d+\.", ".*.", path), re.search(r"\.(\d+)\.", path)
             layers.setdefault((name, f"rank {delta.rank}{scale}{more}"), []).extend(layer.groups() if layer else ())
         return [
@@ -88,20 +107,25 @@ class Adapter:
 def combine(uses: list[tuple[Adapter, float]]) -> Adapter:
     """The sum of several adapters, each with its scale: one adapter whose ranks add up.
 
-    Raises ValueError for several with DoRA or trained biases, which have no sum.
+    Raises ValueError for several with DoRA, trained biases or replaced rows, which have no sum.
     """
     if len(uses) == 1 and uses[0][1] == 1.0:
         return uses[0][0]
-    has_more = any(d.bias is not None or d.magnitude is not None for each, _ in uses for d in each.deltas.values())
-    if has_more:
-        raise ValueError("adapters with DoRA or trained biases can be used alone and at scale 1 only")
+    if not all(delta.is_sum for adapter, _scale in uses for delta in adapter.deltas.values()):
+        raise ValueError(
+            "adapters with DoRA, trained biases, trained tokens or saved modules can be used alone and at scale 1 only"
+        )
     deltas: dict[str, list[ModuleDelta]] = {}
     for adapter, scale in uses:
         for path, delta in adapter.deltas.items():
             deltas.setdefault(path, []).append(delta.scaled(scale))
-    return Adapter(
-        {
-            path: ModuleDelta(torch.cat([d.a for d in several]), torch.cat([d.b for d in several], dim=1))
-            for path, several in deltas.items()
-        }
+    return Adapter({path: _sum(several) for path, several in deltas.items()})
+
+
+def _sum(deltas: list[ModuleDelta]) -> ModuleDelta:
+    shifts = [delta.shift for delta in deltas if delta.shift is not None]
+    return ModuleDelta(
+        torch.cat([delta.a for delta in deltas]),
+        torch.cat([delta.b for delta in deltas], dim=1),
+        shift=torch.stack(shifts).sum(0) if shifts else None,
     )

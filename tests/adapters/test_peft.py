@@ -67,11 +67,19 @@ def test_what_was_read_is_logged(folder, shapes, caplog):
         {"peft_type": "IA3"},
         {"peft_type": None},
         {"bias": "some"},
-        {"modules_to_save": ["lm_head"]},
-        {"trainable_token_indices": [1, 2]},
+        {"modules_to_save": ["score"]},
+        {"modules_to_save": ["classifier", "lm_head"]},
+        {"modules_to_save": ["norm"]},
+        {"modules_to_save": "lm_head"},
         {"trainable_token_indices": []},
+        {"trainable_token_indices": [1, 1]},
+        {"trainable_token_indices": [-1]},
+        {"trainable_token_indices": {"o_proj": [1]}},
+        {"trainable_token_indices": {"lm_head": 3}},
         {"fan_in_fan_out": True},
-        {"lora_bias": True},
+        {"lora_bias": 1},
+        {"lora_bias": True, "use_dora": True},
+        {"lora_bias": True, "init_lora_weights": "gaussian"},
         {"layer_replication": [[0, 2], [1, 2]]},
         {"target_parameters": ["x"]},
         {"use_qalora": True},
@@ -116,8 +124,12 @@ def test_what_was_read_is_logged(folder, shapes, caplog):
 )
 def test_a_field_that_changes_the_maths_or_makes_no_sense_is_refused_by_name(folder, shapes, fields):
     edit_config(folder, **fields)
-    with pytest.raises(AdapterError, match=rf"{folder}: adapter_config.json: {next(iter(fields))}\b"):
+    name, value = next(iter(fields.items()))
+    with pytest.raises(AdapterError, match=rf"{folder}: adapter_config.json: {name}\b.*") as caught:
         read_peft(folder, shapes)
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    shown = [value, *inner]
+    assert any(repr(each) in str(caught.value) for each in shown)
 
 
 def test_a_conversion_is_advised_for_an_adapter_that_needs_changed_base_weights(folder, shapes):
@@ -170,7 +182,14 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
             "layers.9.self_attn.q_proj is no linear of this model",
         ),
         (lambda t: t.update({"something.else": torch.zeros(1)}), "something.else is not a LoRA weight"),
-        (lambda t: t.update({"base_model.model.lm_head.base_layer.weight": torch.zeros(1)}), "save_embedding_layers"),
+        (
+            lambda t: t.update({KEY.format("A").replace("lora_A", "base_layer"): torch.ones(64, 64)}),
+            "q_proj: copy of the base weight found; only lm_head and embed_tokens can be replaced",
+        ),
+        (
+            lambda t: t.update({"base_model.model.score.weight": torch.ones(1, 64)}),
+            "score is no linear of this model",
+        ),
         (
             lambda t: t.update(
                 {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": torch.ones(64)}
@@ -183,7 +202,7 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
         ),
         (
             lambda t: t.update({"base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias": torch.ones(64)}),
-            r"q_proj\.lora_B is no linear",
+            r"q_proj: lora b's bias found, but .*lora_bias False",
         ),
         (
             lambda t: t.update({"base_model.model.model.embed_tokens.bias": torch.ones(64)}),
@@ -191,7 +210,7 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
         ),
         (lambda t: t.update({KEY.format("A.default"): torch.zeros(8, 64)}), r"q_proj\.lora_A.*weight is there twice"),
         (lambda t: t.update({KEY.format("B"): torch.ones(64, 8, dtype=torch.int8)}), r"int8, expected floating point"),
-        (lambda t: t.update({KEY.format("B"): torch.full((64, 8), 3e38)}), r"scaled by 2, b holds .* not finite"),
+        (lambda t: t.update({KEY.format("B"): torch.full((64, 8), 3e38)}), r"scaled by 2, lora b holds .* not finite"),
         (
             lambda t: t.update({KEY.format("A").replace("lora_A.weight", "lora_embedding_A"): t.pop(KEY.format("A"))}),
             r"q_proj: lora a is missing",
@@ -207,7 +226,7 @@ def test_a_tensor_that_does_not_fit_is_named(folder, shapes, edit, text):
 
 def test_dora_without_magnitudes(folder, shapes):
     edit_config(folder, use_dora=True)
-    with pytest.raises(AdapterError, match="lora magnitude is missing"):
+    with pytest.raises(AdapterError, match="_proj: magnitude is missing"):
         read_peft(folder, shapes)
 
 

@@ -32,6 +32,8 @@ CONFIGS = {
     "dora_ends": {"use_dora": True, "target_modules": ["v_proj", "lm_head", "embed_tokens"]},
     "ends": {"target_modules": ["lm_head", "embed_tokens"]},
     "tied_ends": {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True},
+    "lora_bias": {"lora_bias": True, "use_rslora": True, "target_modules": ["q_proj", "o_proj", "lm_head"]},
+    "lora_bias_and_bias": {"lora_bias": True, "bias": "all", "alpha_pattern": {"q_proj": 3}},
     "bias_lora_only": {"bias": "lora_only", "target_modules": ["q_proj", "down_proj"]},
     "bias_all": {"bias": "all", "target_modules": ["q_proj", "up_proj"]},
     "bias_and_dora": {"bias": "all", "use_dora": True, "target_modules": ["q_proj", "o_proj"]},
@@ -71,13 +73,18 @@ def by_hand(checkpoint, adapter):
     for path, delta in adapter.deltas.items():
         module = model.lm_head if path == "lm_head" else model.model.get_submodule(path)
         is_embedding = path == "embed_tokens"
-        weight = module.weight.detach().T if is_embedding else module.weight.detach()
+        own = module.weight.detach()
+        if delta.replaced is not None:
+            own = own.index_copy(0, delta.row_ids, delta.rows)
+        weight = own.T if is_embedding else own
         merged = weight + delta.b @ delta.a
         if delta.magnitude is not None:
             merged = merged * (delta.magnitude / torch.linalg.norm(merged, dim=1))[:, None]
         module.weight = nn.Parameter(merged.T if is_embedding else merged)
         if delta.bias is not None:
             module.bias = nn.Parameter(delta.bias)
+        if delta.shift is not None:
+            module.bias = nn.Parameter(delta.shift if module.bias is None else module.bias.detach() + delta.shift)
     return model
 
 
@@ -176,7 +183,9 @@ def test_the_targets_of_a_spec_are_those_of_the_model(checkpoint):
     assert targets_of(spec) == shapes_of(decoder_sites(Decoder(spec, REFERENCE, "meta")))
 
 
-@pytest.mark.parametrize("name", ["bias_lora_only", "bias_all", "bias_and_dora", "tied_ends"])
+@pytest.mark.parametrize(
+    "name", ["bias_lora_only", "bias_all", "bias_and_dora", "tied_ends", "dora_ends", "lora_bias", "lora_bias_and_bias"]
+)
 def test_the_engine_computes_it_too(checkpoint, tmp_path, name):
     import engines
 

@@ -9,7 +9,9 @@ from transformers import AutoModelForCausalLM
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def make(checkpoint: Path, folder: Path, seed: int, **config: object) -> PeftModel:
+def make(
+    checkpoint: Path, folder: Path, seed: int, *, save_embedding_layers: bool | str = False, **config: object
+) -> PeftModel:
     """Save a random adapter in `folder`; returns PEFT's own model with it."""
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -22,5 +24,7 @@ def make(checkpoint: Path, folder: Path, seed: int, **config: object) -> PeftMod
             torch.nn.init.normal_(parameter, std=0.1)
         elif name.endswith("bias") and parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.5)
-    model.save_pretrained(folder, save_embedding_layers=False)
+        elif parameter.requires_grad:  # rows of tokens, modules saved whole
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
     return model.eval()
