@@ -1,20 +1,53 @@
 """Options of the benchmarks.
 
-Owns: ThroughputOptions. Must not know: argparse, torch. Written as the groups of `izh/config.py` are.
+Owns: TimingOptions, which all of them take, and the options of each. Written as the groups of `izh/config.py` are.
+Must not know: argparse, torch.
 """
 
 from dataclasses import dataclass
 
+from izh.bench.shapes import SHAPES
 from izh.config import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThroughputOptions:
-    """What is measured."""
+class TimingOptions:
+    """How long and how often."""
 
-    batch: tuple[int, ...] = option((1, 8, 32), "requests at once; may be given many times", repeat=True)
     prompt_tokens: int = option(128, "tokens in each prompt")
     output_tokens: int = option(64, "decode steps timed after the first token")
     repeats: int = option(3, "timed repeats of each engine, interleaved; the median is reported")
-    peer: bool = option(True, "measure transformers' generate beside izh")
     json: str | None = option(None, "also write the figures, machine and date to this file; default: no file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputChoice:
+    """What is measured."""
+
+    batch: tuple[int, ...] = option((1, 8, 32), "requests at once; may be given many times", repeat=True)
+    peer: bool = option(True, "measure transformers' generate beside izh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions(ThroughputChoice, TimingOptions):
+    """All of `izh bench throughput`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraChoice:
+    """What is measured."""
+
+    batch: int = option(32, "requests at once, spread over the adapters")
+    adapters: tuple[int, ...] = option(
+        (1, 8, 32, 64), "how many adapters the requests are spread over; may be given many times", repeat=True
+    )
+    shape: tuple[str, ...] = option(
+        tuple(SHAPES), "rank and targets of the adapters; may be given many times", tuple(SHAPES), repeat=True
+    )
+    peer: bool = option(True, "measure PEFT's mixed batch beside izh")
+    max_peer_adapters: int = option(8, "ask PEFT, which is slow with many, for up to this many adapters only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions(LoraChoice, TimingOptions):
+    """All of `izh bench lora`."""

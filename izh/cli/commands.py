@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
-from izh.bench.options import ThroughputOptions
+from izh.bench.options import LoraOptions, ThroughputOptions
 from izh.cli.flags import take
 from izh.cli.options import AnswerOptions
 from izh.config import EngineOptions, ServerOptions
@@ -57,6 +57,13 @@ def bench_throughput(arguments: argparse.Namespace) -> int:
     from izh.bench.throughput import report
 
     return report(take(EngineOptions, arguments), take(ThroughputOptions, arguments))
+
+
+def bench_lora(arguments: argparse.Namespace) -> int:
+    """Measure what adapters cost."""
+    from izh.bench.lora import report
+
+    return report(take(EngineOptions, arguments), take(LoraOptions, arguments))
 
 
 def fetch(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import argparse
 import difflib
 from collections.abc import Callable, Sequence
 
-from izh.bench.options import ThroughputOptions
+from izh.bench.options import LoraOptions, ThroughputOptions
 from izh.cli import commands
 from izh.cli.flags import add_flags
 from izh.cli.options import AnswerOptions
@@ -74,6 +74,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(throughput)
     add_flags(throughput, ThroughputOptions, EngineOptions)
+    lora = _add(
+        benches,
+        "lora",
+        "[MODEL] [options]",
+        commands.bench_lora,
+        "rates with many adapters in one batch, beside the base alone and PEFT",
+    )
+    _add_model(lora)
+    add_flags(lora, LoraOptions, EngineOptions)
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")

@@ -171,7 +171,8 @@ def test_every_library_is_declared() -> None:
     and Pydantic, numba of llvmlite, and each pins the versions it works with.)"""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = _names(project["dependencies"])
-    extras = {"izh.kernels.triton": _names(project["optional-dependencies"]["gpu"])}
+    optional = project["optional-dependencies"]
+    extras = {"izh.kernels.triton": _names(optional["gpu"]), "izh.bench": _names(optional["bench"])}
     handed_on = {"starlette", "pydantic", "llvmlite"}
     distributions = packages_distributions()
     missing = {
