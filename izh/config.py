@@ -7,6 +7,7 @@ is written afterwards.
 Every field carries its help line and, where only some values are allowed, its choices.
 """
 
+import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,22 @@ class ScheduleOptions:
 class AdapterOptions:
     """LoRA adapters beside the base model."""
 
-    lora: tuple[str, ...] = option((), "NAME=DIR of an adapter in PEFT's format; requests name it", repeat=True)
-    max_loras: int = option(8, "adapters on the device at once; more wait their turn")
+    lora: tuple[str, ...] = option(
+        (),
+        'NAME=DIR, or {"name": NAME, "path": DIR}, of an adapter in PEFT\'s format; requests name it',
+        repeat=True,
+    )
+    max_loras: int = option(8, "adapters on the device at once; more take turns")
     max_lora_rank: int = option(16, "highest rank of an adapter")
+    lora_host_gb: float | None = option(
+        None,
+        "GiB of host memory for adapters; beyond it those unused for longest are read again when asked for; "
+        "default: a quarter of what is free",
+    )
+    allow_runtime_lora: bool = option(False, "let clients load and unload adapters (POST /v1/load_lora_adapter)")
+    lora_root: str | None = option(
+        None, "directory in which adapters that clients load must lie; default: none, and no client can load any"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +83,9 @@ class KernelOptions:
     """Which implementation of each op, and how many cores."""
 
     kernels: str | None = option(
-        None, "op implementation; default: numba on cpu, reference on cuda", ("reference", "numba")
+        None,
+        "op implementation; default: numba on cpu, triton on cuda if it is installed",
+        ("reference", "numba", "triton"),
     )
     num_threads: int | None = option(None, "CPU threads of the engine; default: the cores this process may use")
 
@@ -91,16 +107,27 @@ class EngineOptions(ModelOptions, CacheOptions, ScheduleOptions, AdapterOptions,
 
 
 def lora_directories(options: AdapterOptions) -> dict[str, Path]:
-    """The adapters to load, by name. Raises OptionError for what is not NAME=DIR and for a name given twice."""
+    """The adapters to load, by name. Raises OptionError for what is neither NAME=DIR nor the same in JSON, and for a
+    name given twice."""
     directories: dict[str, Path] = {}
     for text in options.lora:
-        name, _, directory = text.partition("=")
+        name, directory = _from_json(text) if text.lstrip().startswith("{") else text.partition("=")[::2]
         if not (name and directory):
             raise OptionError(f"--lora takes NAME=DIR, got {text!r}")
         if name in directories:
             raise OptionError(f"--lora names {name!r} twice; an adapter's name must be its own")
         directories[name] = Path(directory).expanduser()
     return directories
+
+
+def _from_json(text: str) -> tuple[str, str]:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"--lora {text!r} is not valid JSON: {error}") from error
+    if set(fields) != {"name", "path"} or not all(isinstance(value, str) for value in fields.values()):
+        raise OptionError(f'--lora takes {{"name": NAME, "path": DIR}}, both texts and nothing else, got {text!r}')
+    return fields["name"], fields["path"]
 
 
 def option_fields(*groups: type) -> list[Any]:

@@ -45,13 +45,20 @@ class AdapterError(IzhError, ValueError):
     """An adapter cannot be loaded, replaced or unloaded; the message names the key, field or file. Nothing changed."""
 
 
+class AdapterInUseError(AdapterError):
+    """An adapter cannot be unloaded while live requests use it."""
+
+
 class OptionError(IzhError, ValueError):
     """An option's value is impossible on this machine or for this model."""
 
 
-def error_of(kind: str | None, message: str, param: str | None) -> IzhError:
-    """The error that crossed the process queue as a `Finish`: `kind` is its class's name."""
+def error_of(kind: str | None, message: str, param: str | None = None) -> IzhError:
+    """An error that crossed the process queue: `kind` is its class's name."""
     for cls in (RequestError, ContextLengthError, NotFoundError):
         if kind == cls.__name__:
             return cls(message, param)
+    for other in (AdapterError, AdapterInUseError, ModelLoadError, OptionError):
+        if kind == other.__name__:
+            return other(message)
     return IzhError(message)

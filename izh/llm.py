@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
@@ -14,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from izh.config import EngineOptions
 from izh.engine.build import build
+from izh.engine.control import Control
+from izh.engine.messages import LoadAdapter, UnloadAdapter
 from izh.errors import IzhError, error_of
 from izh.model.source import resolve
 from izh.outputs import RequestOutput
@@ -38,7 +41,9 @@ class LLM:
         source = resolve(self.options.model, self.options.revision)
         self.tokenizer = Tokenizer.load(source.path)
         self._quiet = quiet
-        self._core = build(self.options, source, quiet=quiet).core
+        engine = build(self.options, source, quiet=quiet)
+        self._core = engine.core
+        self._control = Control(engine.adapters)
         self._processor = OutputProcessor(self.tokenizer)
         self._inboxes: dict[str, deque[RequestOutput | IzhError]] = {}  # of every live request: its call's own
 
@@ -111,6 +116,21 @@ class LLM:
         """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request. Several
         streams may be read in turns."""
         yield from self._run({_new_id(): (prompt, self._encode(prompt), params or SamplingParams(), None)})
+
+    def load_lora(self, name: str, directory: str | Path, *, replace: bool = False) -> None:
+        """Let prompts name the adapter of this directory from now on. Raises AdapterError, with nothing changed."""
+        where = str(Path(directory).expanduser().absolute())
+        self._command(LoadAdapter(call_id=0, name=name, directory=where, replace=replace))
+
+    def unload_lora(self, name: str) -> None:
+        """Forget an adapter. Raises NotFoundError for an unknown name, AdapterInUseError while requests use it."""
+        self._command(UnloadAdapter(call_id=0, name=name))
+
+    def _command(self, command: LoadAdapter | UnloadAdapter) -> None:
+        self._control.add(command)
+        (reply,) = self._control.wait()
+        if reply.error is not None:
+            raise error_of(reply.kind, reply.error)
 
     def reset_prefix_cache(self) -> None:
         """Make later requests reuse nothing computed so far."""

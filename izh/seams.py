@@ -4,8 +4,9 @@ Owns: Gate (held by the scheduler), Stage and Head (held by the runner), Result.
 Must not know: any feature. `engine/build.py` alone decides which ones exist.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -17,9 +18,16 @@ from izh.sequence import Chunk, Plan, Sequence
 class Gate(Protocol):
     """A feature's word on admission and on what a cached block means. Host only: no tensors are computed here."""
 
+    def prepare(self, sequence: Sequence) -> Future[Any] | None:
+        """Called first. What must be fetched before `open` (from a disk, say), or None if nothing; other requests run
+        on meanwhile. Raises RequestError, holding nothing."""
+
     def open(self, sequence: Sequence) -> None:
         """Validate and annotate once, before the length check and before KV is reserved. May rewrite `token_ids`
-        (an image placeholder becomes many). Raises RequestError, holding nothing."""
+        (an image placeholder becomes many). Raises RequestError; `close` follows."""
+
+    def turn(self) -> None:
+        """A step is about to be planned: the time to decide whose turn it is, if not all can run."""
 
     def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
         """Parts that make the cached block of this span distinct from one with the same tokens; () if none. Pure."""
@@ -31,7 +39,7 @@ class Gate(Protocol):
         """Commit what `grant` allowed: the chunk is in the plan."""
 
     def close(self, sequence: Sequence) -> None:
-        """Return every hold. Called exactly once for each sequence that `open` accepted, however it ends."""
+        """Return every hold. Called exactly once for each sequence that `prepare` accepted, however it ends."""
 
 
 class Stage(Protocol):

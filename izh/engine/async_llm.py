@@ -10,19 +10,30 @@ Invariant: every `generate` ends, with its last output or an exception, also whe
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from izh.config import EngineOptions, lora_directories
+from izh.config import EngineOptions
 from izh.engine.core_process import CoreProcess
-from izh.engine.messages import Abort, Add, Ready, ResetPrefixCache, Start, Stepped
+from izh.engine.messages import (
+    Abort,
+    Add,
+    LoadAdapter,
+    Ready,
+    Replied,
+    ResetPrefixCache,
+    Start,
+    Stepped,
+    UnloadAdapter,
+)
 from izh.engine.metrics import Metrics
-from izh.errors import EngineDeadError, IzhError, RequestError, error_of
+from izh.errors import AdapterError, EngineDeadError, IzhError, OptionError, RequestError, error_of
 from izh.model.source import ModelSource, resolve
 from izh.outputs import RequestOutput
 from izh.request import FinishReason, SamplingParams, choices_of
@@ -45,6 +56,7 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     adapters: Mapping[str, Path] = field(default_factory=dict)  # directories of those that requests may name
+    lora_root: Path | None = None  # where adapters that clients load must lie; None: clients may load none
 
 
 @dataclass(slots=True)
@@ -72,24 +84,33 @@ class AsyncLLM:
     def __init__(self, options: EngineOptions | None = None, **kwargs: Any) -> None:
         self._options = options or EngineOptions(**kwargs)
         self._streams: dict[str, _Stream] = {}
+        self._calls: dict[int, asyncio.Future[None]] = {}  # commands without a reply yet
+        self._call_ids = itertools.count()
         self._core: CoreProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self.state: State = "starting"
 
     async def start(self) -> None:
-        """Find the model, load the tokenizer, start the engine process. Raises ModelLoadError, OptionError."""
+        """Find the model, load the tokenizer, start the engine process. Raises ModelLoadError, AdapterError,
+        OptionError."""
         source = await asyncio.to_thread(resolve, self._options.model, self._options.revision)
-        start = Start(options=self._options, path=str(source.path), name=source.name, kind=source.kind)
+        start = Start(
+            options=self._options,
+            path=str(source.path),
+            name=source.name,
+            kind=source.kind,
+            adapters={name: str(directory) for name, directory in source.adapters.items()},
+        )
         # Both take seconds: side by side.
         tokenizer = asyncio.ensure_future(asyncio.to_thread(Tokenizer.load, source.path))
         try:
             self._core, ready = await CoreProcess.launch(start)
             self.tokenizer = await tokenizer
+            self.info = self._describe(source, ready)
         except BaseException:
             tokenizer.cancel()
             await self.shutdown()
             raise
-        self.info = self._describe(source, ready)
         self.metrics = Metrics(self.info.name)
         self._processor = OutputProcessor(self.tokenizer)
         self._supervisor = asyncio.create_task(self._supervise(start))
@@ -162,6 +183,24 @@ class AsyncLLM:
                 _detach(core.send(Abort(request_ids=live)))
             self._observe_end(stream, len(token_ids))
 
+    async def load_lora(self, name: str, directory: str | Path, *, replace: bool = False) -> None:
+        """Let requests name the adapter of this directory from now on. With `replace` it takes the place of another;
+        requests that run keep the weights they began with.
+
+        Raises AdapterError, with nothing changed: for a name that is taken, an adapter that does not fit, or an engine
+        started without adapters.
+        """
+        if not name.isprintable() or not name.strip():
+            raise AdapterError(f"an adapter's name must be printable text, got {name!r}")
+        if name == self.info.name:
+            raise AdapterError(f"{name!r} is the base model's name; an adapter's name must be its own")
+        where = str(Path(directory).expanduser().absolute())
+        await self._call(LoadAdapter(call_id=next(self._call_ids), name=name, directory=where, replace=replace))
+
+    async def unload_lora(self, name: str) -> None:
+        """Forget an adapter. Raises NotFoundError for an unknown name, AdapterInUseError while requests use it."""
+        await self._call(UnloadAdapter(call_id=next(self._call_ids), name=name))
+
     @property
     def engine_pid(self) -> int | None:
         """The engine process's id, None while there is none."""
@@ -182,9 +221,12 @@ class AsyncLLM:
             try:
                 while True:
                     message = await self._core.receive()
-                    assert isinstance(message, Stepped)
                     failures = 0
-                    await self._deliver(message)
+                    if isinstance(message, Replied):
+                        self._conclude(message)
+                    else:
+                        assert isinstance(message, Stepped)
+                        await self._deliver(message)
             except EngineDeadError as error:
                 log.error("%s; %d live requests fail, starting another", error, len(self._streams))
                 self.state = "dead"
@@ -193,7 +235,8 @@ class AsyncLLM:
                 await asyncio.sleep(_RESTART_DELAY_S[min(failures, len(_RESTART_DELAY_S) - 1)])
                 failures += 1
                 try:
-                    self._core, _ready = await CoreProcess.launch(start)
+                    self._core, ready = await CoreProcess.launch(start)
+                    await self._restore_adapters(self._core, ready)
                     self.state = "ready"
                 except IzhError as error:
                     log.error("the engine did not come back: %s", error)
@@ -223,9 +266,52 @@ class AsyncLLM:
         if processed.abort and self._core is not None:
             await self._core.send(Abort(request_ids=processed.abort))
 
+    async def _call(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Send a command and wait for its reply. Raises the error that it replies with."""
+        core = self._core
+        if core is None or self.state != "ready":
+            raise EngineDeadError(f"the engine is not ready (state: {self.state}); try again shortly")
+        reply = self._calls[command.call_id] = asyncio.get_running_loop().create_future()
+        try:
+            await core.send(command)
+            await reply
+        finally:
+            del self._calls[command.call_id]
+
+    def _conclude(self, reply: Replied) -> None:
+        self.info = replace(self.info, adapters=_paths(reply.adapters))
+        call = self._calls.get(reply.call_id)
+        if call is None or call.done():  # whoever called has gone
+            return
+        if reply.error is None:
+            call.set_result(None)
+        else:
+            call.set_exception(error_of(reply.kind, reply.error))
+
+    async def _restore_adapters(self, core: CoreProcess, ready: Ready) -> None:
+        """Let a new engine process know what the old one knew. What cannot be loaded any more is logged and gone."""
+        wanted, known = self.info.adapters, _paths(ready.adapters)
+        commands: list[LoadAdapter | UnloadAdapter] = [
+            LoadAdapter(call_id=next(self._call_ids), name=name, directory=str(directory), replace=True)
+            for name, directory in wanted.items()
+            if known.get(name) != directory
+        ]
+        commands += [UnloadAdapter(call_id=next(self._call_ids), name=name) for name in known if name not in wanted]
+        for command in commands:
+            await core.send(command)
+            reply = await core.receive()
+            assert isinstance(reply, Replied)
+            if reply.error is not None:
+                log.error("adapter %r was not restored: %s", command.name, reply.error)
+            known = _paths(reply.adapters)
+        self.info = replace(self.info, adapters=known)
+
     def _fail_all(self, error: IzhError) -> None:
         for stream in self._streams.values():
             stream.queue.put_nowait(error)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
 
     # -- small parts --------------------------------------------------------------------------------------------------
 
@@ -235,12 +321,18 @@ class AsyncLLM:
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
     def _describe(self, source: ModelSource, ready: Ready) -> ModelInfo:
+        options, adapters = self._options, _paths(ready.adapters)
+        name = options.served_model_name or source.name
+        if name in adapters:
+            raise OptionError(f"--lora names {name!r}, which is the model's name; an adapter's name must be its own")
+        root = options.lora_root if options.allow_runtime_lora else None
         return ModelInfo(
-            name=self._options.served_model_name or source.name,
-            adapters=lora_directories(self._options),
+            name=name,
             path=str(source.path),
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
+            adapters=adapters,
+            lora_root=None if root is None else Path(root).expanduser().resolve(),
         )
 
     def _observe_end(self, stream: _Stream, num_prompt: int) -> None:
@@ -249,6 +341,10 @@ class AsyncLLM:
         if stream.first_token_s is not None and stream.num_generated > 1:
             per_token = (now - stream.first_token_s) / (stream.num_generated - 1)
         self.metrics.finished(stream.reason, num_prompt, stream.num_generated, now - stream.arrival_s, per_token)
+
+
+def _paths(directories: Mapping[str, str]) -> dict[str, Path]:
+    return {name: Path(directory) for name, directory in directories.items()}
 
 
 _detached: set[asyncio.Task[None]] = set()

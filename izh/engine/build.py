@@ -14,7 +14,7 @@ from rich.progress import Progress
 from izh.adapters.bank import AdapterBank
 from izh.adapters.gate import AdapterGate
 from izh.adapters.peft import read_peft
-from izh.adapters.shelf import AdapterShelf
+from izh.adapters.shelf import AdapterShelf, find_no_adapter
 from izh.adapters.sites import num_adapter_values
 from izh.adapters.slots import SlotTable
 from izh.adapters.stage import AdapterStage
@@ -36,41 +36,54 @@ from izh.seams import Gate, Head, Stage
 
 @dataclass(frozen=True)
 class Engine:
-    """A built engine and what it resolved to."""
+    """A built engine and what it resolved to. `adapters` is None when it was built for none."""
 
     core: EngineCore
     settings: Settings
+    adapters: AdapterShelf | None
 
 
 def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> Engine:
-    """Load the model and put the engine together. Raises ModelLoadError or OptionError."""
+    """Load the model and put the engine together. Raises ModelLoadError, AdapterError or OptionError."""
+    directories = dict(source.adapters) | lora_directories(options)
     spec = load_spec(source)
-    num_values = num_adapter_values(spec, options.max_loras, options.max_lora_rank) if options.lora else 0
+    has_adapters = bool(directories) or options.allow_runtime_lora
+    num_values = num_adapter_values(spec, options.max_loras, options.max_lora_rank) if has_adapters else 0
     settings = resolve(options, spec, num_values)
     ops = select(settings.device, settings.kernels)
-    with _compiling(quiet) as progress:
+    with _progress(quiet, "Compiling CPU kernels") as progress:
         prepare(ops, settings.num_threads, progress)
     model, fingerprint = load_decoder(source, spec, ops, settings.device, settings.dtype, quiet=quiet)
-    adapters = Adapters.load(options, model, settings) if options.lora else None
-    return Engine(compose(settings, model, fingerprint, adapters), settings)
+    adapters = Adapters.around(model, options, settings) if has_adapters else None
+    if adapters is not None:
+        with _progress(quiet, "Reading adapters") as progress:
+            for done, (name, directory) in enumerate(directories.items(), 1):
+                adapters.shelf.put(name, adapters.shelf.read(directory).result(), directory)
+                progress(done, len(directories))
+    core = compose(settings, model, fingerprint, adapters)
+    return Engine(core, settings, None if adapters is None else adapters.shelf)
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """The model's adapter bank and the adapters known by name."""
+    """A model's adapter bank, the adapters known by name, and the gate that leases them."""
 
     bank: AdapterBank
     shelf: AdapterShelf
+    gate: AdapterGate
 
     @classmethod
-    def load(cls, options: EngineOptions, model: Decoder, settings: Settings) -> "Adapters":
-        """Wrap the model and read the adapters that the options name. Raises AdapterError."""
-        backend = "torch" if settings.kernels == "reference" else "cpu"
-        bank = AdapterBank(model, options.max_loras, options.max_lora_rank, backend=backend)
-        shelf = AdapterShelf(bank.check)
-        for name, directory in lora_directories(options).items():
-            shelf.put(name, read_peft(directory, bank.shapes))
-        return cls(bank, shelf)
+    def around(cls, model: Decoder, options: EngineOptions, settings: Settings) -> "Adapters":
+        """Wrap the model; no adapter is known yet."""
+        bank = AdapterBank(model, options.max_loras, options.max_lora_rank, backend=_bank_backend(settings.kernels))
+        shelf = AdapterShelf(
+            lambda directory: read_peft(directory, bank.shapes),
+            bank.check,
+            max_bytes=settings.lora_host_bytes,
+            num_leases=lambda digest, name: gate.num_leases(digest, name),
+        )
+        gate = AdapterGate(bank.slots, shelf.find)
+        return cls(bank, shelf, gate)
 
 
 def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Adapters | None = None) -> EngineCore:
@@ -82,11 +95,10 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
     ]
     stages: list[Stage] = []
     if adapters is None:
-        gates.append(AdapterGate(SlotTable(1), AdapterShelf(lambda adapter: None).find))  # refuses every name
+        gates.append(AdapterGate(SlotTable(1), find_no_adapter))
     else:
-        adapter_gate = AdapterGate(adapters.bank.slots, adapters.shelf.find)
-        gates.append(adapter_gate)
-        stages.append(AdapterStage(adapters.bank, adapter_gate))
+        gates.append(adapters.gate)
+        stages.append(AdapterStage(adapters.bank, adapters.gate))
     keys = BlockKeys(limits.block_size, fingerprint, spec.length_key, [gate.key for gate in gates])
     scheduler = Scheduler(limits, BlockPool(settings.num_blocks), keys, tuple(gates))
     pages = allocate_pages(model, settings.num_blocks, limits.block_size, settings.dtype, device)
@@ -94,10 +106,14 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
     return EngineCore(scheduler, runner, gates, heads, settings.max_model_len, spec.vocab_size)
 
 
+def _bank_backend(kernels: str | None) -> str:
+    return {"reference": "torch", "triton": "triton"}.get(kernels or "", "cpu")
+
+
 @contextlib.contextmanager
-def _compiling(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for the first start's compiling; what comes from the cache on disk is over before it shows."""
+def _progress(quiet: bool, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for what takes long at the first start only: whatever is quick is over before it shows."""
     bar = Progress(console=Console(stderr=True), disable=quiet, transient=True)
     with bar:
-        task = bar.add_task("Compiling CPU kernels", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

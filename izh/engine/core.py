@@ -4,11 +4,14 @@ Owns: a request's way through admission, steps and its single end.
 Must not know: which features exist (it holds gates and heads), processes, text.
 Invariant: every request given to `add` gets exactly one Output with `finish` set, whatever happens to it.
 
-    add -> Gate.open, length check -> Scheduler;   step -> plan -> run -> commit -> outputs
+    add -> Gate.prepare -> arriving -> Gate.open, length check -> Scheduler
+    step -> plan -> run -> commit -> outputs
 """
 
 import logging
 from collections.abc import Sequence as Many
+from concurrent.futures import Future, wait
+from typing import Any
 
 from izh.errors import ContextLengthError, RequestError
 from izh.request import EngineStats, Finish, Output, Request
@@ -18,6 +21,8 @@ from izh.seams import Gate, Head, Result
 from izh.sequence import Plan, Sequence
 
 log = logging.getLogger("izh.engine")
+
+_ARRIVAL_WAIT_S = 0.005
 
 
 class EngineCore:
@@ -39,18 +44,19 @@ class EngineCore:
         self._gates = gates
         self._heads = heads
         self._outbox: list[Output] = []  # ends that happened between steps
+        self._arriving: dict[str, tuple[Sequence, list[Future[Any]]]] = {}  # prepared, and what each waits for
 
     @property
     def has_work(self) -> bool:
         """True while a request is live or an output has not been handed out."""
-        return bool(self._outbox) or self._scheduler.has_work
+        return bool(self._outbox or self._arriving) or self._scheduler.has_work
 
     @property
     def stats(self) -> EngineStats:
         counts = self._scheduler.counts
         return EngineStats(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + len(self._arriving),
             kv_usage=self._scheduler.kv_usage,
             prefix_query_tokens=counts.prefix_query_tokens,
             prefix_hit_tokens=counts.prefix_hit_tokens,
@@ -58,44 +64,75 @@ class EngineCore:
         )
 
     def add(self, request: Request) -> None:
-        """Admit a request. One that is refused ends with an error Output from the next step."""
+        """Admit a request, at once or as soon as all is there that it needs. One that is refused ends with an error
+        Output from a later step."""
         sequence = Sequence(request)
-        opened: list[Gate] = []
+        prepared: list[Gate] = []
+        missing: list[Future[Any]] = []
         try:
-            if self._scheduler.get(request.id) is not None:
+            if self._scheduler.get(request.id) is not None or request.id in self._arriving:
                 raise RequestError(f"a request with id {request.id!r} is already running", "request_id")
             self._check_prompt(sequence)
             for gate in self._gates:
-                gate.open(sequence)
-                opened.append(gate)
-            self._check_length(sequence)
+                future = gate.prepare(sequence)
+                prepared.append(gate)
+                if future is not None:
+                    missing.append(future)
         except RequestError as error:
-            for gate in opened:
-                gate.close(sequence)
-            finish = Finish(reason="error", error=error.message, param=error.param, kind=type(error).__name__)
-            self._outbox.append(Output(request_id=request.id, finish=finish))
+            self._refuse(sequence, prepared, error)
             return
-        sequence.num_prompt = sequence.num_tokens  # a gate may have expanded the prompt
-        self._scheduler.add(sequence)
+        if missing:
+            self._arriving[request.id] = (sequence, missing)
+        else:
+            self._admit(sequence)
 
     def abort(self, request_id: str) -> None:
         """End a live request; an id that is not live is no error (it may just have finished)."""
-        sequence = self._scheduler.get(request_id)
-        if sequence is not None:
-            self._end(sequence)
-            self._outbox.append(Output(request_id=request_id, finish=Finish(reason="abort")))
+        if request_id in self._arriving:
+            sequence, _missing = self._arriving.pop(request_id)
+            for gate in self._gates:
+                gate.close(sequence)
+        elif (found := self._scheduler.get(request_id)) is not None:
+            self._end(found)
+        else:
+            return
+        self._outbox.append(Output(request_id=request_id, finish=Finish(reason="abort")))
 
     def step(self) -> list[Output]:
-        """Run one step. A step that fails ends its own sequences and no others."""
+        """Run one step. A step that fails ends its own sequences and no others. With nothing to run but arrivals to
+        wait for, it waits a moment."""
+        for sequence, missing in tuple(self._arriving.values()):
+            if all(future.done() for future in missing):
+                del self._arriving[sequence.id]
+                self._admit(sequence)
         outputs, self._outbox = self._outbox, []
         plan = self._scheduler.plan()
         if plan.chunks:
             outputs += self._run(plan)
+        elif self._arriving and not outputs:
+            wait([future for _, missing in self._arriving.values() for future in missing], _ARRIVAL_WAIT_S)
         return outputs
 
     def reset_prefix_cache(self) -> None:
         """Nothing computed so far is reused by later requests."""
         self._scheduler.reset_prefix_cache()
+
+    def _admit(self, sequence: Sequence) -> None:
+        try:
+            for gate in self._gates:
+                gate.open(sequence)
+            self._check_length(sequence)
+        except RequestError as error:
+            self._refuse(sequence, self._gates, error)
+            return
+        sequence.num_prompt = sequence.num_tokens  # a gate may have expanded the prompt
+        self._scheduler.add(sequence)
+
+    def _refuse(self, sequence: Sequence, gates: Many[Gate], error: RequestError) -> None:
+        for gate in gates:
+            gate.close(sequence)
+        finish = Finish(reason="error", error=error.message, param=error.param, kind=type(error).__name__)
+        self._outbox.append(Output(request_id=sequence.id, finish=finish))
 
     def _run(self, plan: Plan) -> list[Output]:
         try:

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from izh.engine.messages import Broken, FromEngine, Ready, Start, ToEngine, decode_from_engine, encode
-from izh.errors import EngineDeadError, ModelLoadError
+from izh.errors import EngineDeadError, error_of
 
 
 class CoreProcess:
@@ -34,8 +34,8 @@ class CoreProcess:
 
     @classmethod
     async def launch(cls, start: Start) -> tuple["CoreProcess", Ready]:
-        """Start the process and wait until it is built. Raises ModelLoadError with the engine's own words when it
-        cannot be, EngineDeadError when it dies instead."""
+        """Start the process and wait until it is built. Raises the engine's own error (ModelLoadError, AdapterError,
+        OptionError) when it cannot be, EngineDeadError when it dies instead."""
         folder = tempfile.TemporaryDirectory(prefix="izh-")
         address = f"ipc://{Path(folder.name) / 'engine'}"
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
@@ -56,7 +56,7 @@ class CoreProcess:
             return core, message
         await core.stop()
         assert isinstance(message, Broken)
-        raise ModelLoadError(message.error)
+        raise error_of(message.kind, message.error)
 
     async def send(self, message: ToEngine) -> None:
         """Queue a message; lost if the process dies first."""

@@ -18,6 +18,7 @@ class Start(msgspec.Struct, tag=True):
     path: str
     name: str
     kind: SourceKind
+    adapters: dict[str, str]  # that come with the model: name -> directory
 
 
 class Add(msgspec.Struct, tag=True):
@@ -36,17 +37,44 @@ class ResetPrefixCache(msgspec.Struct, tag=True):
     """To the engine: later requests reuse nothing computed so far."""
 
 
+class LoadAdapter(msgspec.Struct, tag=True):
+    """To the engine: know the adapter of this directory by this name, in place of another if `replace`."""
+
+    call_id: int
+    name: str
+    directory: str
+    replace: bool
+
+
+class UnloadAdapter(msgspec.Struct, tag=True):
+    """To the engine: forget this name."""
+
+    call_id: int
+    name: str
+
+
 class Ready(msgspec.Struct, tag=True):
     """From the engine, once: it is built."""
 
     max_model_len: int
     vocab_size: int
+    adapters: dict[str, str]  # all that it knows: name -> directory
 
 
 class Broken(msgspec.Struct, tag=True):
-    """From the engine, instead of Ready: it cannot be built, and why."""
+    """From the engine, instead of Ready: it cannot be built, and why. `kind` is the error's class."""
 
     error: str
+    kind: str
+
+
+class Replied(msgspec.Struct, tag=True):
+    """From the engine, once for each LoadAdapter and UnloadAdapter: done, or why not. `kind` is the error's class."""
+
+    call_id: int
+    adapters: dict[str, str]  # all that it knows now: name -> directory
+    error: str | None = None
+    kind: str | None = None
 
 
 class Stepped(msgspec.Struct, tag=True):
@@ -56,8 +84,8 @@ class Stepped(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
-ToEngine = Start | Add | Abort | ResetPrefixCache
-FromEngine = Ready | Broken | Stepped
+ToEngine = Start | Add | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter
+FromEngine = Ready | Broken | Stepped | Replied
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

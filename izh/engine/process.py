@@ -14,14 +14,28 @@ from pathlib import Path
 import zmq
 
 from izh.engine.build import Engine, build
-from izh.engine.messages import Abort, Add, Broken, Ready, ResetPrefixCache, Start, Stepped, decode_to_engine, encode
+from izh.engine.control import Control
+from izh.engine.core import EngineCore
+from izh.engine.messages import (
+    Abort,
+    Add,
+    Broken,
+    LoadAdapter,
+    Ready,
+    ResetPrefixCache,
+    Start,
+    Stepped,
+    UnloadAdapter,
+    decode_to_engine,
+    encode,
+)
 from izh.errors import IzhError
 from izh.logs import configure_logging
 from izh.model.source import ModelSource
 
 log = logging.getLogger("izh.engine")
 
-IDLE_POLL_MS = 50  # how long to wait for a message when every live request is held back by a gate
+IDLE_POLL_MS = 10  # how long to wait for a message when a command's files are read, or a gate holds every request back
 
 
 def main() -> None:
@@ -32,25 +46,43 @@ def main() -> None:
     socket.connect(sys.argv[1])
     start = decode_to_engine(socket.recv())
     assert isinstance(start, Start), f"the first message must be Start, got {type(start).__name__}"
+    source = ModelSource(
+        path=Path(start.path),
+        name=start.name,
+        kind=start.kind,
+        adapters={name: Path(directory) for name, directory in start.adapters.items()},
+    )
     try:
-        engine = build(start.options, ModelSource(path=Path(start.path), name=start.name, kind=start.kind))
+        engine = build(start.options, source)
     except IzhError as error:
-        socket.send(encode(Broken(error=str(error))))
+        socket.send(encode(Broken(error=str(error), kind=type(error).__name__)))
         socket.close()  # waits until the message is delivered
         return
-    socket.send(encode(Ready(max_model_len=engine.core.max_model_len, vocab_size=engine.core.vocab_size)))
+    known = {} if engine.adapters is None else engine.adapters.sources
+    socket.send(
+        encode(
+            Ready(
+                max_model_len=engine.core.max_model_len,
+                vocab_size=engine.core.vocab_size,
+                adapters={name: str(directory) for name, directory in known.items()},
+            )
+        )
+    )
     serve(engine, socket)
 
 
 def serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
     """Step while there is work, wait for a message while there is none. Never returns."""
-    core = engine.core
+    core, control = engine.core, Control(engine.adapters)
     idle = False
     while True:
-        timeout_ms = (IDLE_POLL_MS if idle else 0) if core.has_work else None
+        has_work = core.has_work or control.is_busy
+        timeout_ms = (IDLE_POLL_MS if idle else 0) if has_work else None
         while socket.poll(timeout_ms):
-            _receive(engine, socket.recv())
+            _receive(core, control, socket.recv())
             timeout_ms = 0
+        for reply in control.replies():
+            socket.send(encode(reply))
         outputs = core.step()
         stats = core.stats
         idle = not outputs and stats.num_running == 0
@@ -58,16 +90,18 @@ def serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
             socket.send(encode(Stepped(outputs=outputs, stats=stats)))
 
 
-def _receive(engine: Engine, frame: bytes) -> None:
+def _receive(core: EngineCore, control: Control, frame: bytes) -> None:
     match decode_to_engine(frame):
         case Add(requests):
             for request in requests:
-                engine.core.add(request)
+                core.add(request)
         case Abort(request_ids):
             for request_id in request_ids:
-                engine.core.abort(request_id)
+                core.abort(request_id)
         case ResetPrefixCache():
-            engine.core.reset_prefix_cache()
+            core.reset_prefix_cache()
+        case LoadAdapter() | UnloadAdapter() as command:
+            control.add(command)
         case message:
             raise AssertionError(f"unexpected {type(message).__name__}")
 

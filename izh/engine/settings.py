@@ -13,6 +13,7 @@ import torch
 
 from izh.config import EngineOptions
 from izh.errors import OptionError
+from izh.kernels.select import default_kernels
 from izh.model.spec import ModelSpec
 from izh.schedule.scheduler import Limits
 
@@ -21,6 +22,7 @@ log = logging.getLogger("izh.settings")
 GIB = 1024**3
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CPU_KV_SHARE, _CPU_KV_MAX = 0.25, 4 * GIB  # of the memory left after the weights
+_HOST_LORA_SHARE = 0.25  # of the memory that is free at start
 _GPU_KV_SHARE = 0.85  # the rest holds activations and the allocator's slack
 
 
@@ -31,9 +33,10 @@ class Settings:
     device: torch.device
     dtype: torch.dtype
     num_threads: int
-    kernels: str | None
+    kernels: str
     max_model_len: int
     num_blocks: int
+    lora_host_bytes: int
     limits: Limits
 
 
@@ -46,7 +49,8 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
         raise OptionError("--device cuda: this machine, or this build of torch, has no CUDA device; use --device cpu")
     # 2. Number format: half precision matmuls are hundreds of times slower on CPUs without units for them.
     dtype = _DTYPES[options.dtype or ("fp32" if device.type == "cpu" else "bf16")]
-    # 3. Cores.
+    # 3. Kernels and cores.
+    kernels = options.kernels or default_kernels(device)
     num_threads = options.num_threads or len(os.sched_getaffinity(0))
     if num_threads < 1:
         raise OptionError(f"--num-threads must be at least 1, got {num_threads}")
@@ -57,24 +61,28 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
     feature_bytes = num_feature_values * dtype.itemsize
     kv_bytes = _kv_bytes(options, weight_bytes(spec, dtype) + feature_bytes, device)
     num_blocks = kv_bytes // block_bytes
-    # 6. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
+    # 6. Host memory for adapters beyond the device's slots.
+    lora_host_bytes = _lora_host_bytes(options)
+    # 7. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
     max_model_len = _max_model_len(options, spec, num_blocks, block_bytes)
     settings = Settings(
         device=device,
         dtype=dtype,
         num_threads=num_threads,
-        kernels=options.kernels,
+        kernels=kernels,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        lora_host_bytes=lora_host_bytes,
         limits=limits,
     )
-    log.info("device %s, %s, %d threads", device, str(dtype).removeprefix("torch."), num_threads)
-    if options.lora:
+    log.info("device %s, %s, %s kernels, %d threads", device, str(dtype).removeprefix("torch."), kernels, num_threads)
+    if num_feature_values:
         log.info(
-            "adapters: %d slots of rank %d (%.2f GiB)",
+            "adapters: %d slots of rank %d (%.2f GiB), %.2f GiB of host memory",
             options.max_loras,
             options.max_lora_rank,
             feature_bytes / GIB,
+            lora_host_bytes / GIB,
         )
     log.info(
         "KV cache: %d blocks of %d tokens (%.2f GiB, %d tokens)",
@@ -111,6 +119,16 @@ def _kv_bytes(options: EngineOptions, taken: int, device: torch.device) -> int:
         return int((free - taken) * _GPU_KV_SHARE)
     free = psutil.virtual_memory().available - taken
     return int(min(max(free, 0) * _CPU_KV_SHARE, _CPU_KV_MAX))
+
+
+def _lora_host_bytes(options: EngineOptions) -> int:
+    if options.allow_runtime_lora and options.lora_root is None:
+        raise OptionError("--allow-runtime-lora needs --lora-root, the directory in which such adapters must lie")
+    if options.lora_host_gb is None:
+        return int(psutil.virtual_memory().available * _HOST_LORA_SHARE)
+    if options.lora_host_gb <= 0:
+        raise OptionError(f"--lora-host-gb must be above 0, got {options.lora_host_gb:g}")
+    return int(options.lora_host_gb * GIB)
 
 
 def _max_model_len(options: EngineOptions, spec: ModelSpec, num_blocks: int, block_bytes: int) -> int:

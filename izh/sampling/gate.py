@@ -14,9 +14,15 @@ class SamplingGate:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
+    def prepare(self, sequence: Sequence) -> None:
+        return
+
     def open(self, sequence: Sequence) -> None:
         if isinstance(sequence.request.params, SamplingParams):
             check_params(sequence.request.params, self._vocab_size)
+
+    def turn(self) -> None:
+        return
 
     def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
         return ()

@@ -3,7 +3,7 @@
 Owns: the waiting queue, the running list, every sequence's blocks, and the order of all of these.
 Must not know: tensors, models, what a feature is (gates are asked, never inspected).
 Invariants: a sequence is waiting, running, or gone; only running ones hold blocks; a running one holds blocks for all
-its known tokens; every gate that opened for a sequence is closed for it exactly once.
+its known tokens; every gate is closed exactly once for a sequence.
 
       add --> waiting --admit--> running --close--> gone
                  ^                  |
@@ -99,6 +99,8 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Choose this step's chunks: running sequences first, oldest first, then whoever fits of the waiting."""
+        for gate in self._gates:
+            gate.turn()
         plan = Plan()
         budget = self._plan_running(plan, self.limits.max_num_batched_tokens)
         if not plan.preempted:

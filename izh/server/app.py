@@ -17,11 +17,11 @@ from izh.config import ServerOptions
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import OptionError
 from izh.logs import configure_logging
-from izh.server import chat, completions, errors, health, models, tokenize
+from izh.server import adapters, chat, completions, errors, health, models, tokenize
 from izh.server.limits import BodyLimit, ConcurrencyLimit, KeyCheck
 from izh.version import __version__
 
-_ROUTES = (chat, completions, models, tokenize, health)
+_ROUTES = (chat, completions, models, adapters, tokenize, health)
 _GRACE_S = 5  # for answers in flight, once the server is told to stop
 
 

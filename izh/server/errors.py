@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from izh.errors import (
+    AdapterInUseError,
     ContextLengthError,
     EngineDeadError,
     IzhError,
@@ -77,6 +78,8 @@ def describe(error: Exception) -> Problem:
             return Problem(status=404, message=error.message, code=code, param=error.param)
         case RequestError():
             return Problem(status=400, message=error.message, param=error.param)
+        case AdapterInUseError():
+            return Problem(status=409, message=str(error), code="adapter_in_use", param="lora_name")
         case OverloadedError():
             return overloaded(str(error))
         case EngineDeadError():

@@ -85,3 +85,5 @@ MESSAGE: Table = {
 }
 
 STREAM: Table = {"include_obfuscation": Inert("events are not padded", (False,))}
+
+UNLOAD_ADAPTER: Table = {"lora_int_id": Inert("an adapter is known by its name")}

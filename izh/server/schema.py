@@ -268,3 +268,19 @@ class DetokenizeBody(Body):
 
     model: Text | None = None
     tokens: list[int]
+
+
+class LoadAdapterBody(Body):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: Text
+    lora_path: Text
+    load_inplace: bool = False
+
+
+class UnloadAdapterBody(Body):
+    """POST /v1/unload_lora_adapter."""
+
+    INERT = inert.UNLOAD_ADAPTER
+
+    lora_name: Text

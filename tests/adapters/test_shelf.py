@@ -1,4 +1,4 @@
-"""The shelf: names, the bound in bytes, what is read again, and a loader thread beside the engine's."""
+"""The shelf: names, the bound in bytes, what is read again, and what happens beside the engine's thread."""
 
 import threading
 from pathlib import Path
@@ -7,9 +7,9 @@ import engines
 import pytest
 import torch
 
-from izh.adapters.shelf import MAX_COMBINED, AdapterShelf
+from izh.adapters.shelf import AdapterShelf
 from izh.adapters.weights import Adapter, ModuleDelta
-from izh.errors import AdapterError, NotFoundError, RequestError
+from izh.errors import AdapterError, AdapterInUseError, NotFoundError, RequestError
 from izh.sequence import Sequence
 
 SIZE = 4 * (8 + 4)  # bytes of one adapter below
@@ -27,47 +27,75 @@ def sequence(*uses):
 
 
 class Disk:
-    """Adapters by directory; counts what is read."""
+    """Adapters by directory; counts what is read. While `gate` is not set, reading waits."""
 
     def __init__(self, *seeds):
         self.content = {Path(str(seed)): adapter(seed) for seed in seeds}
         self.reads = []
+        self.gate = threading.Event()
+        self.gate.set()
 
     def read(self, source):
+        assert self.gate.wait(10)
         self.reads.append(source)
         if source not in self.content:
             raise AdapterError(f"{source} is gone")
         held = self.content[source]
-        return Adapter({path: ModuleDelta(d.a.clone(), d.b.clone()) for path, d in held.deltas.items()})
+        copies = {path: {k: v.clone() for k, v in d.tensors().items()} for path, d in held.deltas.items()}
+        return Adapter({path: ModuleDelta(**tensors) for path, tensors in copies.items()})
 
 
-def shelf_of(disk, num, **options):
+def shelf_of(disk, num=99, check=lambda each: None, **options):
     """A shelf with room for `num` adapters, knowing all of the disk's, put in the disk's order."""
-    shelf = AdapterShelf(lambda each: None, max_bytes=num * SIZE, read=disk.read, **options)
-    for source, each in disk.content.items():
-        shelf.put(source.name, each, source)
+    shelf = AdapterShelf(disk.read, check, max_bytes=num * SIZE, **options)
+    for source in disk.content:
+        load(shelf, source.name)
+    disk.reads.clear()
     return shelf
 
 
+def load(shelf, name, source=None, **options):
+    source = Path(source or name)
+    shelf.put(name, shelf.read(source).result(10), source, **options)
+
+
+def find(shelf, *uses):
+    """The weights, when they are there."""
+    return shelf.find(sequence(*uses)).weights.result(10)
+
+
 def resident(shelf):
-    return [name for name in shelf.names if shelf.get(name) is not None]
+    return [name for name in shelf.sources if shelf.is_in_memory(name)]
 
 
-def test_put_get_pop():
-    shelf = AdapterShelf(lambda each: None)
-    first = adapter(0)
-    shelf.put("a", first, Path("somewhere"))
-    shelf.put("b", adapter(1))
-    assert shelf.names == ("a", "b")
-    assert shelf.get("a") is first
-    assert shelf.get("c") is None
-    assert (shelf.source("a"), shelf.source("b"), shelf.source("c")) == (Path("somewhere"), None, None)
+def test_names_come_and_go():
+    disk = Disk(0, 1)
+    shelf = shelf_of(disk)
+    assert shelf.sources == {"0": Path("0"), "1": Path("1")}
+    assert find(shelf, ("0", 1.0)).digest == shelf.digest("0") == adapter(0).digest
+    assert shelf.find(sequence(("1", 1.0))).named == (("1", adapter(1).digest),)
+    assert shelf.find(sequence()) is None
     assert shelf.num_bytes == 2 * SIZE
-    assert shelf.pop("a") is first
-    assert shelf.names == ("b",)
+    shelf.pop("0")
+    assert shelf.sources == {"1": Path("1")}
     assert shelf.num_bytes == SIZE
-    with pytest.raises(NotFoundError, match="adapter 'a' is not loaded here; loaded: 'b'"):
-        shelf.pop("a")
+    for act in (shelf.pop, shelf.digest, lambda name: shelf.find(sequence((name, 1.0)))):
+        with pytest.raises(NotFoundError, match="adapter '0' is not loaded here; loaded: '1'"):
+            act("0")
+
+
+def test_a_name_that_is_taken_is_replaced_only_when_told_to():
+    disk = Disk(0, 1)
+    shelf = shelf_of(disk)
+    before = shelf.find(sequence(("0", 1.0)))
+    with pytest.raises(AdapterError, match="'0' is loaded already"):
+        load(shelf, "0", "1")
+    assert shelf.digest("0") == adapter(0).digest
+    load(shelf, "0", "1", replace=True)
+    assert shelf.sources["0"] == Path("1")
+    assert find(shelf, ("0", 1.0)).digest == adapter(1).digest
+    assert before.weights.result().digest == adapter(0).digest, "who leased earlier keeps what was leased"
+    assert shelf.num_bytes == SIZE, "equal weights are kept once, and those that no name means not at all"
 
 
 def test_what_does_not_fit_the_bank_changes_nothing():
@@ -75,84 +103,67 @@ def test_what_does_not_fit_the_bank_changes_nothing():
         if each.digest == adapter(1).digest:
             raise AdapterError("does not fit")
 
-    shelf = AdapterShelf(check)
-    shelf.put("a", adapter(0))
+    disk = Disk(0)
+    shelf = shelf_of(disk, check=check)
+    disk.content[Path("1")] = adapter(1)
     with pytest.raises(AdapterError, match="does not fit"):
-        shelf.put("a", adapter(1))
-    assert shelf.get("a").digest == adapter(0).digest
+        load(shelf, "0", "1", replace=True)
+    assert shelf.digest("0") == adapter(0).digest
 
 
-def test_equal_weights_are_kept_once_and_as_long_as_a_name_means_them():
-    shelf = AdapterShelf(lambda each: None)
-    shelf.put("a", adapter(0))
-    shelf.put("b", adapter(0))
-    assert shelf.get("a") is shelf.get("b")
-    assert shelf.num_bytes == SIZE
-    shelf.pop("a")
-    assert shelf.get("b") is not None
-    shelf.put("b", adapter(1))
-    assert shelf.num_bytes == SIZE
+def test_an_adapter_in_use_is_not_unloaded():
+    used = {adapter(0).digest: {"0": 3}}
+    shelf = shelf_of(Disk(0, 1), num_leases=lambda digest, name: used.get(digest, {}).get(name or "0", 0))
+    load(shelf, "twin", "0")
+    with pytest.raises(AdapterInUseError, match="adapter '0' is in use by 3 live requests"):
+        shelf.pop("0")
+    shelf.pop("twin")
+    shelf.pop("1")
+    assert list(shelf.sources) == ["0"]
 
 
 def test_the_adapter_unused_for_longest_goes_first_and_comes_back_when_asked_for():
     disk = Disk(0, 1)
     shelf = shelf_of(disk, 2)
-    assert shelf.find(sequence(("0", 1.0))).digest == adapter(0).digest
-    shelf.get("1")  # a question is no use
-    shelf.put("2", adapter(2), Path("2"))
+    find(shelf, ("0", 1.0))
+    shelf.is_in_memory("1")  # a question is no use
+    disk.content[Path("2")] = adapter(2)
+    load(shelf, "2")
     assert resident(shelf) == ["0", "2"]
-    assert shelf.names == ("0", "1", "2")
-    assert disk.reads == []
-    assert shelf.find(sequence(("1", 1.0))).digest == adapter(1).digest
+    assert list(shelf.sources) == ["0", "1", "2"]
+    disk.reads.clear()
+    assert find(shelf, ("1", 1.0)).digest == adapter(1).digest
     assert disk.reads == [Path("1")]
+    find(shelf, ("1", 1.0))
     assert resident(shelf) == ["1", "2"]
-    shelf.find(sequence(("1", 1.0)))
     assert disk.reads == [Path("1")]
 
 
-@pytest.mark.parametrize("keep", ["pinned", "used", "no source", "no reader"])
-def test_what_may_not_go_stays_and_a_put_without_room_changes_nothing(keep):
-    disk = Disk(0)
-    used = {adapter(0).digest} if keep == "used" else set()
-    shelf = AdapterShelf(
-        lambda each: None,
-        max_bytes=SIZE,
-        read=None if keep == "no reader" else disk.read,
-        is_used=used.__contains__,
-    )
-    shelf.put("0", adapter(0), None if keep == "no source" else Path("0"), is_pinned=keep == "pinned")
+def test_what_is_leased_stays_and_a_put_without_room_changes_nothing():
+    shelf = shelf_of(Disk(0), 1, num_leases=lambda digest, name: digest == adapter(0).digest)
+    disk = Disk(1)
     with pytest.raises(AdapterError, match=f"adapter '1' needs {SIZE} bytes"):
-        shelf.put("1", adapter(1), Path("1"))
-    assert shelf.names == ("0",)
-    assert resident(shelf) == ["0"]
-
-
-def test_one_pinned_name_keeps_the_weights_of_all_their_names():
-    disk = Disk(0)
-    shelf = shelf_of(disk, 1)
-    shelf.put("also", adapter(0), Path("0"), is_pinned=True)
-    with pytest.raises(AdapterError, match="pinned"):
-        shelf.put("1", adapter(1), Path("1"))
+        shelf.put("1", disk.read(Path("1")), Path("1"))
+    assert list(shelf.sources) == resident(shelf) == ["0"]
 
 
 def test_replacing_a_name_makes_room_by_itself():
-    shelf = AdapterShelf(lambda each: None, max_bytes=SIZE)
-    shelf.put("a", adapter(0))
-    shelf.put("a", adapter(1))
-    assert shelf.get("a").digest == adapter(1).digest
+    disk = Disk(0)
+    shelf = shelf_of(disk, 1)
+    disk.content[Path("1")] = adapter(1)
+    load(shelf, "0", "1", replace=True)
+    assert shelf.digest("0") == adapter(1).digest
     assert shelf.num_bytes == SIZE
 
 
 def test_weights_without_room_on_the_shelf_are_still_found():
     disk = Disk(0, 1)
-    used = set()
-    shelf = shelf_of(disk, 1, is_used=used.__contains__)
-    used.add(adapter(1).digest)
+    shelf = shelf_of(disk, 1, num_leases=lambda digest, name: digest == adapter(1).digest)
     assert resident(shelf) == ["1"]
     for _ in range(2):
-        assert shelf.find(sequence(("0", 1.0))).digest == adapter(0).digest
+        assert find(shelf, ("0", 1.0)).digest == adapter(0).digest
     assert resident(shelf) == ["1"]
-    assert len(disk.reads) == 2
+    assert disk.reads == [Path("0"), Path("0")]
 
 
 def test_an_evicted_adapter_that_changed_or_went_is_an_error_of_the_request():
@@ -161,65 +172,72 @@ def test_an_evicted_adapter_that_changed_or_went_is_an_error_of_the_request():
     disk.content[Path("0")] = adapter(9)
     del disk.content[Path("1")]
     with pytest.raises(RequestError, match="adapter '0' has changed in 0"):
-        shelf.find(sequence(("0", 1.0)))
+        find(shelf, ("0", 1.0))
     with pytest.raises(RequestError, match="adapter '1' cannot be read again: 1 is gone"):
-        shelf.find(sequence(("1", 1.0)))
-    assert shelf.find(sequence(("2", 1.0))).digest == adapter(2).digest
+        find(shelf, ("1", 1.0))
+    assert find(shelf, ("2", 1.0)).digest == adapter(2).digest
 
 
-def test_sums_are_made_once_and_only_so_many_are_kept():
-    shelf = AdapterShelf(lambda each: None)
-    shelf.put("a", adapter(0))
-    shelf.put("b", adapter(1))
-    half = shelf.find(sequence(("a", 0.5), ("b", 1.0)))
-    assert shelf.find(sequence(("a", 0.5), ("b", 1.0))) is half
-    for i in range(MAX_COMBINED):
-        shelf.find(sequence(("a", 2.0 + i)))
-    assert shelf.find(sequence(("a", 0.5), ("b", 1.0))) is not half
-    assert shelf.find(sequence()) is None
-    recent = shelf.find(sequence(("b", 3.0)))
-    shelf.pop("b")
-    shelf.put("b", adapter(1))
-    assert shelf.find(sequence(("b", 3.0))) is not recent
+def test_reading_happens_beside_the_caller_and_once_for_all_who_wait():
+    disk = Disk(0, 1, 2)
+    shelf = shelf_of(disk, 1)
+    disk.gate.clear()
+    waiting = [shelf.find(sequence(("0", 1.0))).weights for _ in range(3)]
+    summed = shelf.find(sequence(("0", 0.5), ("2", 1.0))).weights
+    assert not any(weights.done() for weights in (*waiting, summed))
+    assert shelf.find(sequence(("2", 1.0))).weights.done(), "what is in memory waits for nobody"
+    disk.gate.set()
+    assert {weights.result(10).digest for weights in waiting} == {adapter(0).digest}
+    summed.result(10)
+    assert disk.reads == [Path("0")]
 
 
-def test_unknown_names_and_impossible_sums():
-    shelf = AdapterShelf(lambda each: None)
+def test_what_was_unloaded_while_it_was_read_is_not_kept():
+    disk = Disk(0, 1)
+    shelf = shelf_of(disk, 1)
+    disk.gate.clear()
+    loan = shelf.find(sequence(("0", 1.0)))
+    shelf.pop("0")
+    disk.gate.set()
+    assert loan.weights.result(10).digest == adapter(0).digest
+    find(shelf, ("1", 1.0))
+    assert shelf.num_bytes == SIZE
+
+
+def test_sums_are_made_once_and_count_as_memory():
+    shelf = shelf_of(Disk(0, 1), 4)
+    half = find(shelf, ("0", 0.5), ("1", 1.0))  # of rank 2: as large as both
+    assert find(shelf, ("0", 0.5), ("1", 1.0)) is half
+    assert shelf.num_bytes == 4 * SIZE
+    for scale in (2.0, 3.0, 4.0):
+        find(shelf, ("0", scale))
+        assert shelf.num_bytes <= 4 * SIZE
+    assert find(shelf, ("0", 0.5), ("1", 1.0)) is not half
+    scaled = find(shelf, ("1", 3.0))
+    assert find(shelf, ("1", 3.0)) is scaled
+    shelf.pop("1")
+    load(shelf, "1")
+    assert find(shelf, ("1", 3.0)) is not scaled
+
+
+def test_impossible_sums_are_errors_of_the_request():
     d = adapter(0).deltas["x"]
-    shelf.put("dora", Adapter({"x": ModuleDelta(d.a, d.b, magnitude=torch.ones(4))}))
-    with pytest.raises(NotFoundError, match="adapter 'x' is not loaded here; loaded: 'dora'"):
-        shelf.find(sequence(("x", 1.0)))
+    disk = Disk()
+    disk.content[Path("dora")] = Adapter({"x": ModuleDelta(d.a, d.b, magnitude=torch.ones(4))})
+    shelf = shelf_of(disk)
     with pytest.raises(RequestError, match="alone and at scale 1 only"):
-        shelf.find(sequence(("dora", 0.5)))
+        find(shelf, ("dora", 0.5))
 
 
-def test_a_loader_thread_fills_the_shelf_while_the_engine_finds():
-    """Every find gives the weights its name means, through thousands of evictions on both sides."""
+def test_thousands_of_evictions_and_replacements_never_give_the_wrong_weights():
     disk = Disk(*range(6))
     shelf = shelf_of(disk, 2)
     digests = {source.name: each.digest for source, each in disk.content.items()}
-    stop, failures = threading.Event(), []
-
-    def fill():
-        try:
-            while not stop.is_set():
-                for source, each in disk.content.items():
-                    shelf.put(source.name, each, source)
-                shelf.put("extra", adapter(7), Path("7"))
-                shelf.pop("extra")
-        except Exception as error:
-            failures.append(error)
-
-    loader = threading.Thread(target=fill)
-    loader.start()
-    try:
-        for turn in range(600):
-            name = str(turn % 6)
-            assert shelf.find(sequence((name, 1.0))).digest == digests[name]
-            assert shelf.num_bytes <= 2 * SIZE
-            shelf.find(sequence((name, 0.5)))
-    finally:
-        stop.set()
-        loader.join()
-    assert failures == []
-    assert disk.reads
+    for turn in range(600):
+        name = str(turn % 6)
+        assert find(shelf, (name, 1.0)).digest == digests[name]
+        assert shelf.num_bytes <= 2 * SIZE
+        find(shelf, (name, 0.5))
+        if turn % 7 == 0:
+            load(shelf, name, replace=True)
+    assert len(disk.reads) > 600

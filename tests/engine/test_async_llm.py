@@ -10,7 +10,7 @@ import pytest_asyncio
 import tiny_checkpoint
 
 from izh.engine.async_llm import AsyncLLM
-from izh.errors import ContextLengthError, EngineDeadError, ModelLoadError, RequestError
+from izh.errors import ContextLengthError, EngineDeadError, ModelLoadError, OptionError, RequestError
 from izh.outputs import RequestOutput
 from izh.request import SamplingParams
 
@@ -164,5 +164,5 @@ async def test_a_model_that_cannot_be_loaded_says_why(tmp_path):
 
 async def test_an_option_that_cannot_be_met_says_why(checkpoint):
     llm = AsyncLLM(model=str(checkpoint), max_model_len=100_000)
-    with pytest.raises(ModelLoadError, match=r"--max-model-len 100000 exceeds the model's 256 tokens"):
+    with pytest.raises(OptionError, match=r"--max-model-len 100000 exceeds the model's 256 tokens"):
         await llm.start()

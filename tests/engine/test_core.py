@@ -1,5 +1,7 @@
 """Admission, ends and failures of the engine core, with a runner that computes nothing."""
 
+from concurrent.futures import Future
+
 import pytest
 
 from izh.cache.blocks import BlockPool
@@ -35,9 +37,16 @@ class RecordingHead:
 
 
 class RecordingGate:
-    def __init__(self, refuse=None, expand=0):
-        self.refuse, self.expand = refuse, expand
-        self.opened, self.closed = [], []
+    def __init__(self, refuse=None, expand=0, needs=None):
+        self.refuse, self.expand, self.needs = refuse, expand, needs or {}
+        self.prepared, self.opened, self.closed = [], [], []
+
+    def prepare(self, sequence):
+        self.prepared.append(sequence.id)
+        return self.needs.get(sequence.id)
+
+    def turn(self):
+        pass
 
     def open(self, sequence):
         if sequence.id == self.refuse:
@@ -121,7 +130,7 @@ def test_impossible_requests_end_with_a_reason_and_hold_nothing(tokens, params, 
     finish = ends(run(core))["bad"]
     assert (finish.reason, finish.kind) == ("error", kind)
     assert text in finish.error
-    assert gate.opened == gate.closed
+    assert gate.prepared == gate.closed
     assert pool.num_held == 0
 
 
@@ -137,7 +146,32 @@ def test_a_later_gates_refusal_closes_the_earlier_ones():
     core.add(request("a"))
     assert ends(run(core))["a"] == Finish(reason="error", error="not today", param="prompt", kind="RequestError")
     assert first.opened == first.closed == ["a"]
-    assert second.closed == []
+    assert (second.prepared, second.opened, second.closed) == (["a"], [], ["a"])
+
+
+def test_a_request_waits_for_what_its_gates_need_while_others_run():
+    needed = {name: Future() for name in ("late", "gone", "bad")}
+    gate = RecordingGate(refuse="bad", needs=needed)
+    core, _, _, pool = build(gate)
+    for name in ("late", "gone", "bad", "now"):
+        core.add(request(name, max_tokens=2))
+    assert core.stats.num_waiting == 4
+    outputs = core.step() + core.step() + core.step()
+    assert ends(outputs) == {"now": Finish(reason="length")}
+    core.add(request("late"))
+    assert "already running" in ends(core.step())["late"].error
+    core.abort("gone")
+    for future in needed.values():
+        future.set_result(None)
+    outputs = run(core)
+    assert {name: finish.reason for name, finish in ends(outputs).items()} == {
+        "gone": "abort",
+        "bad": "error",
+        "late": "length",
+    }
+    assert sorted(gate.closed) == sorted(gate.prepared) == ["bad", "gone", "late", "now"]
+    assert "gone" not in gate.opened
+    assert pool.num_held == 0
 
 
 def test_a_live_id_is_refused_and_the_first_goes_on():
