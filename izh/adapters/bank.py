@@ -25,14 +25,15 @@ from izh.kernels.ops import Ops
 from izh.kernels.select import select
 from izh.model.decoder import Decoder, Embedding
 
-_KERNELS = {"torch": "reference", "cpu": "numba"}
+_KERNELS = {"torch": "reference", "cpu": "numba", "triton": "triton"}
 
 
 class AdapterBank:
     """`capacity` slots of rank up to `max_rank` beside the linears of `flat` whose last name is in `targets`.
 
     Wraps them in place; a model has one bank. Of a `Decoder` every projection, the LM head and the token embedding can
-    be adapted, whatever `targets` says. `backend` is "torch" (the definition) or "cpu" (compiled kernels).
+    be adapted, whatever `targets` says. `backend` is "torch" (the definition), "cpu" (compiled kernels) or "triton"
+    (a model on a GPU; on CPU only in Triton's interpreter).
 
     By hand: `load` or `load_peft`; then for each forward `acquire`, `activate`, the forward, `release`. The engine
     decides slots in its gate and uses `write`.
@@ -53,7 +54,8 @@ class AdapterBank:
         sites = decoder_sites(flat) if isinstance(flat, Decoder) else linear_sites(flat, tuple(targets))
         if not sites:
             raise ValueError(f"the model has no linear named {', '.join(targets)}")
-        ops = select(torch.device("cpu"), _KERNELS[backend])
+        self._device = next(flat.parameters()).device
+        ops = select(self._device, _KERNELS[backend])
         self.max_rank = max_rank
         self.shapes = shapes_of(sites)
         self.slots = SlotTable(capacity)
@@ -143,7 +145,7 @@ class AdapterBank:
     def activate(self, rows: Sequence[int] | Tensor, decode: bool = False) -> None:
         """The adapter slot of each row of the next forward, -1 for the base model. `decode` says that each row is a
         sequence's next token; the arithmetic does not depend on it."""
-        self._rows = AdapterRows.of(rows.tolist() if isinstance(rows, Tensor) else rows)
+        self._rows = AdapterRows.of(rows, self._device)
 
     # -- adapters by name: for direct use -----------------------------------------------------------------------------
 

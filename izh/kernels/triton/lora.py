@@ -1,111 +1,76 @@
-"""Low-rank corrections in Triton: `bgmv` for decode, `sgmv` for prompts.
+"""Low-rank corrections in Triton: the op `add_lora`, and its two paths by the names the field knows, `bgmv` and `sgmv`.
 
-Owns: the two kernels and their wrappers. Each kernel multiplies rows by their own slot's matrix; a correction is two of
-these products, low = A x and y = B low.
-Must not know: adapters' names, modules. Which rows take which slot is `slots` or `AdapterRows`.
-Invariant: sums run in float32 (low is kept in it), over the slot's real rank only: what lies beyond is not read. A row
-without an adapter gets exactly zero.
+Owns: which path a step takes, the cutting of its work into programs, ranks on the device.
+Must not know: adapters' names, modules. Which rows take which slot is `AdapterRows` (or `slots` in `bgmv`).
+Invariant: nothing is launched for a projection that no adapter in the step changes, and no call waits for the device
+except the first after a change of ranks, which copies them.
 
-N = rows, S = slots, R = highest rank, K -> D widths. With TRITON_INTERPRET=1 in the environment before the first import
-the kernels run on CPU tensors.
+N, T = rows, S = slots, P = parts of a fused projection, R = highest rank, K -> D widths. With TRITON_INTERPRET=1 in the
+environment before the first import the kernels run on CPU tensors.
 Sources: Chen et al. 2023, arXiv 2310.18547 (BGMV and SGMV); Sheng et al. 2023, arXiv 2311.03285 (ranks of every size).
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from izh.kernels.lora import AdapterRows
+from izh.kernels.triton.lora_kernels import expand_rows, expand_tiles, shrink_rows, shrink_tiles, triton
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError(
-        "bgmv and sgmv need Triton, which is not installed here: pip install 'izh[gpu]', or use "
-        "izh.kernels.grouped_lora, the same in plain PyTorch"
-    ) from error
+IS_INTERPRETED = not isinstance(shrink_rows, triton.JITFunction)  # so the kernels take CPU tensors
+
+# The sizes below follow from how the kernels load and from tensor cores' least tiles (16); no GPU has tuned them.
+FEW = 4  # rows of one slot up to which each multiplies alone: a tile would be three quarters empty
+SPAN, MOST_SPLITS = 512, 8  # inputs per program of the first product, so that few rows still occupy many programs
 
 
-@triton.jit
-def bgmv_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations as its own types
-    x, weights, slots, ranks, out, num_inputs, num_outputs, x_row, w_slot, w_row, out_row,
-    HAS_RANKS: tl.constexpr, IS_SHRINK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """out[n, d] = weights[slots[n], d, :] . x[n, :]: one program per row and block of outputs."""
-    row = tl.program_id(0)
-    slot = tl.load(slots + row).to(tl.int64)
-    if slot < 0:
+def add_lora(
+    y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
+) -> None:
+    """See `Ops.add_lora`. All tensors but `ranks` are on one device; x, y, a and b may be views whose last dimension is
+    contiguous.
+
+    Up to FEW rows per slot a row's numbers do not depend on what else is in the step.
+
+    Modifies: y. Raises: ValueError naming the argument whose shape, layout, place or content does not fit.
+    """
+    num_slots, num_parts, max_rank, _ = a.shape
+    num_rows, outputs = x.shape[0], b.shape[1]
+    _check(x, a, b)
+    if y.shape != (num_rows, outputs) or (outputs > 1 and y.stride(1) != 1):
+        raise ValueError(f"y: {tuple(y.shape)}, strides {y.stride()}; x and b need rows {(num_rows, outputs)}")
+    if len(offsets) != num_parts + 1 or (offsets[0], offsets[-1]) != (0, outputs) or list(offsets) != sorted(offsets):
+        raise ValueError(f"offsets: {offsets} do not cut {outputs} outputs into {num_parts} parts")
+    if rows.order.device != x.device or y.device != x.device:
+        raise ValueError(f"rows: on {rows.order.device}, y on {y.device}, but x on {x.device}")
+    if rows.groups[-1][0] >= num_slots or len(rows.order) > num_rows:
+        raise ValueError(f"rows: {len(rows.order)} up to slot {rows.groups[-1][0]}, of {num_rows} and {num_slots}")
+    known = _ranks(ranks, (num_slots, num_parts), max_rank, x.device)
+    if not any(any(known.host[slot]) for slot, _, _ in rows.groups):
         return
-    # The rank is the number of outputs of the first product, and of inputs of the second.
-    if HAS_RANKS:
-        if IS_SHRINK:
-            num_outputs = tl.load(ranks + slot)
-        else:
-            num_inputs = tl.load(ranks + slot)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    if tl.program_id(1) * BLOCK_D >= num_outputs:
-        return
-    sums = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    for start in range(0, num_inputs, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        values = tl.load(x + row.to(tl.int64) * x_row + k, mask=k < num_inputs, other=0.0).to(tl.float32)
-        inside = (d[:, None] < num_outputs) & (k[None, :] < num_inputs)
-        tile = tl.load(weights + slot * w_slot + d[:, None] * w_row + k[None, :], mask=inside, other=0.0)
-        sums += tl.sum(tile.to(tl.float32) * values[None, :], axis=1)
-    tl.store(out + row.to(tl.int64) * out_row + d, sums.to(out.dtype.element_ty), mask=d < num_outputs)
-
-
-@triton.jit
-def sgmv_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations as its own types
-    x, weights, tiles, order, ranks, out, num_inputs, num_outputs, x_row, w_slot, w_row, out_row,
-    HAS_RANKS: tl.constexpr, IS_SHRINK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same for rows sorted by slot: one program per tile of rows, all of one slot, and block of outputs."""
-    tile_at = tiles + tl.program_id(0) * 3
-    slot = tl.load(tile_at).to(tl.int64)
-    if HAS_RANKS:
-        if IS_SHRINK:
-            num_outputs = tl.load(ranks + slot)
-        else:
-            num_inputs = tl.load(ranks + slot)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    if tl.program_id(1) * BLOCK_D >= num_outputs:
-        return
-    n = tl.load(tile_at + 1) + tl.arange(0, BLOCK_N)
-    has_row = n < tl.load(tile_at + 2)
-    rows = tl.load(order + n, mask=has_row, other=0).to(tl.int64)
-    sums = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    for start in range(0, num_inputs, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        is_input = k < num_inputs
-        values = tl.load(x + rows[:, None] * x_row + k[None, :], mask=has_row[:, None] & is_input[None, :], other=0.0)
-        inside = is_input[:, None] & (d[None, :] < num_outputs)
-        tile = tl.load(weights + slot * w_slot + d[None, :] * w_row + k[:, None], mask=inside, other=0.0)
-        sums = tl.dot(values, tile.to(values.dtype), sums, input_precision=PRECISION)
-    inside = has_row[:, None] & (d[None, :] < num_outputs)
-    tl.store(out + rows[:, None] * out_row + d[None, :], sums.to(out.dtype.element_ty), mask=inside)
+    if rows.longest <= FEW:
+        _by_rows(y, x, a, b, offsets, known.device, rows.order, rows.slot_of_row)
+    else:
+        _by_tiles(y, x, a, b, offsets, known.device, rows)
 
 
 def bgmv(x: Tensor, a: Tensor, b: Tensor, slots: Tensor, ranks: Tensor | None = None) -> Tensor:
     """`grouped_lora` for few rows per slot: x [N, K], a [S, R, K], b [S, D, R], slots [N] int64 -> [N, D].
 
-    `ranks` [S] int32 are the slots' real ranks; None means R for all. a and b are contiguous in their last dimension.
-    Raises: ValueError naming the argument whose shape or layout does not fit.
+    `ranks` [S] int32 are the slots' real ranks, on x's device; None means R for all. a and b are contiguous in their
+    last dimension. Raises: ValueError naming the argument whose shape or layout does not fit.
     """
-    num_rows = _check(x, a, b, ranks)
-    if slots.shape != (num_rows,):
-        raise ValueError(f"slots: shape {tuple(slots.shape)} for {num_rows} rows of x")
-    y = x.new_zeros(num_rows, b.shape[1])
-    low = torch.empty(num_rows, a.shape[1], dtype=torch.float32, device=x.device)
-    for rows, weights, out, is_shrink in ((x, a, low, True), (low, b, y, False)):
-        block_d, block_k = _blocks(weights, is_shrink)
-        if num_rows:
-            bgmv_kernel[(num_rows, triton.cdiv(weights.shape[1], block_d))](
-                rows, weights, slots, ranks, out, weights.shape[2], weights.shape[1], rows.stride(0),
-                weights.stride(0), weights.stride(1), out.stride(0), HAS_RANKS=ranks is not None, IS_SHRINK=is_shrink,
-                BLOCK_D=block_d, BLOCK_K=block_k,
-            )  # fmt: skip
+    ranks = _check_one_part(x, a, b, ranks)
+    if slots.shape != (x.shape[0],):
+        raise ValueError(f"slots: shape {tuple(slots.shape)} for {x.shape[0]} rows of x")
+    y = x.new_zeros(x.shape[0], b.shape[1])
+    if len(x):
+        order = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
+        _by_rows(y, x, a[:, None], b, (0, b.shape[1]), ranks, order, slots)
     return y
 
 
@@ -114,50 +79,132 @@ def sgmv(x: Tensor, a: Tensor, b: Tensor, rows: AdapterRows | None, ranks: Tenso
 
     Shapes and `ranks` as in `bgmv`. Raises: ValueError naming the argument whose shape or layout does not fit.
     """
-    num_rows = _check(x, a, b, ranks)
-    y = x.new_zeros(num_rows, b.shape[1])
-    if rows is None:
-        return y
-    low = torch.empty(num_rows, a.shape[1], dtype=torch.float32, device=x.device)
-    # low is float32 whatever the weights are. Half-precision weights are exact in TF32, which has tensor cores.
-    precision = "ieee" if b.dtype == torch.float32 else "tf32"
-    for source, weights, out, is_shrink in ((x, a, low, True), (low, b, y, False)):
-        block_d, block_k = _blocks(weights, is_shrink)
-        sgmv_kernel[(len(rows.tiles), triton.cdiv(weights.shape[1], block_d))](
-            source, weights, rows.tiles, rows.order, ranks, out, weights.shape[2], weights.shape[1], source.stride(0),
-            weights.stride(0), weights.stride(1), out.stride(0), HAS_RANKS=ranks is not None, IS_SHRINK=is_shrink,
-            BLOCK_N=rows.tile_rows, BLOCK_D=block_d, BLOCK_K=block_k, PRECISION=precision,
-        )  # fmt: skip
+    ranks = _check_one_part(x, a, b, ranks)
+    y = x.new_zeros(x.shape[0], b.shape[1])
+    if rows is not None:
+        _by_tiles(y, x, a[:, None], b, (0, b.shape[1]), ranks, rows)
     return y
 
 
-def _blocks(weights: Tensor, is_shrink: bool) -> tuple[int, int]:
-    """Outputs and inputs per step of a program: powers of two of at least 16, which is what tl.dot takes.
+def _by_rows(
+    y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, order: Tensor, slots: Tensor
+) -> None:
+    """Row order[i] takes slot slots[i]: each weight is read once per row, from memory or a cache."""
+    _, num_parts, max_rank, width = a.shape
+    block_r = 16
+    block_k = _power(width, 256)
+    span, num_splits = _spans(width, block_k)
+    low = x.new_empty(len(order), num_splits, num_parts, max_rank, dtype=torch.float32)
+    shrink_rows[(len(order), num_parts * triton.cdiv(max_rank, block_r), num_splits)](
+        x, a, order, slots, ranks, low, width, num_parts, max_rank, span, x.stride(0), *a.stride()[:3],
+        NUM_SPLITS=num_splits, BLOCK_R=block_r, BLOCK_K=block_k,
+    )  # fmt: skip
+    block_d = _power(y.shape[1], 128)
+    blocks = _blocks(offsets, block_d, x.device)
+    expand_rows[(len(order), len(blocks))](
+        low, b, order, slots, ranks, blocks, y, num_parts, max_rank, *b.stride()[:2], y.stride(0),
+        NUM_SPLITS=num_splits, BLOCK_D=block_d, BLOCK_R=block_r,
+    )  # fmt: skip
 
-    The first product is narrow and long, so it takes all of a usual rank at once and goes far at each step; the second
-    takes a usual rank in one step.
-    """
-    outputs, inputs = weights.shape[1:]
-    most_outputs, most_inputs = (64, 128) if is_shrink else (128, 64)
-    return (
-        min(most_outputs, max(16, triton.next_power_of_2(outputs))),
-        min(most_inputs, max(16, triton.next_power_of_2(inputs))),
-    )
+
+def _by_tiles(
+    y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
+) -> None:
+    """Each weight is read once per tile of rows of its slot."""
+    _, num_parts, max_rank, width = a.shape
+    is_long = rows.tile_rows > 16
+    # Long prompts are bound by reading x and y, so there a block takes all of a usual rank to read x once; the tensor
+    # cores' lanes beyond a real rank would idle anyway.
+    block_r = _power(max_rank, 64) if is_long else 16
+    block_k = _power(width, 128)
+    span, num_splits = (width, 1) if is_long else _spans(width, block_k)
+    low = x.new_empty(len(rows.order), num_splits, num_parts, max_rank, dtype=torch.float32)
+    shrink_tiles[(len(rows.tiles), num_parts * triton.cdiv(max_rank, block_r), num_splits)](
+        x, a, rows.order, rows.tiles, ranks, low, width, num_parts, max_rank, span, x.stride(0), *a.stride()[:3],
+        NUM_SPLITS=num_splits, BLOCK_N=rows.tile_rows, BLOCK_R=block_r, BLOCK_K=block_k, PRECISION="ieee",
+    )  # fmt: skip
+    block_d = _power(y.shape[1], 128)
+    blocks = _blocks(offsets, block_d, x.device)
+    expand_tiles[(len(rows.tiles), len(blocks))](
+        low, b, rows.order, rows.tiles, ranks, blocks, y, num_parts, max_rank, *b.stride()[:2], y.stride(0),
+        NUM_SPLITS=num_splits, BLOCK_N=rows.tile_rows, BLOCK_D=block_d, BLOCK_R=block_r,
+        # low is float32 whatever the weights are. Half-precision weights are exact in TF32, which has tensor cores.
+        PRECISION="ieee" if b.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
 
 
-def _check(x: Tensor, a: Tensor, b: Tensor, ranks: Tensor | None) -> int:
-    """The number of rows."""
-    num_rows, width = x.shape
-    num_slots, max_rank, a_width = a.shape
-    if a_width != width:
-        raise ValueError(f"a: width {a_width} for rows of x {tuple(x.shape)}")
+def _power(size: int, most: int) -> int:
+    """A power of two of 16, which is the least that tl.dot takes, to `most`, that covers `size` if one does."""
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _spans(width: int, block_k: int) -> tuple[int, int]:
+    """Inputs per program, a multiple of its step, and the number of programs that cover `width`. A function of the
+    width alone, so that the batch does not change the order of a sum."""
+    wanted = min(MOST_SPLITS, triton.cdiv(width, SPAN))
+    span = triton.cdiv(triton.cdiv(width, wanted), block_k) * block_k
+    return span, triton.cdiv(width, span)
+
+
+@lru_cache(maxsize=256)
+def _blocks(offsets: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """[M, 3] int32: (part, first output, end of the part) of blocks of outputs that no part's border crosses."""
+    parts = enumerate(pairwise(offsets))
+    blocks = [(part, at, stop) for part, (start, stop) in parts for at in range(start, stop, size)]
+    return torch.tensor(blocks, dtype=torch.int32).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """The op's `ranks`, as they were at `version` of their tensor."""
+
+    version: int | None  # None: a tensor made in inference mode, which does not count its changes
+    host: list[list[int]]
+    device: Tensor
+
+
+_seen = WeakTensorKeyDictionary()  # each projection's ranks tensor -> its _Ranks
+
+
+def _ranks(ranks: Tensor, shape: tuple[int, int], max_rank: int, device: torch.device) -> _Ranks:
+    """Ranks on the host and on the device, copied when they have changed. Raises ValueError when they do not fit."""
+    version = None if ranks.is_inference() else ranks._version
+    known: _Ranks | None = _seen.get(ranks)
+    if known is not None and version is not None and known.version == version and known.device.device == device:
+        return known
+    if ranks.shape != shape or ranks.dtype != torch.int32 or ranks.device.type != "cpu":
+        raise ValueError(
+            f"ranks: {ranks.dtype} {tuple(ranks.shape)} on {ranks.device}; they are int32 {shape} on the host"
+        )
+    host = ranks.tolist()
+    for slot, row in enumerate(host):
+        if not all(0 <= rank <= max_rank for rank in row):
+            raise ValueError(f"ranks: {row} in slot {slot}, whose room is for 0 to {max_rank}")
+    known = _Ranks(version, host, ranks.to(device, copy=True))
+    _seen[ranks] = known
+    return known
+
+
+def _check(x: Tensor, a: Tensor, b: Tensor) -> None:
+    """x [N, K], a [S, P, R, K], b [S, D, R]. Raises ValueError."""
+    num_slots, _, max_rank, width = a.shape
+    if width != x.shape[1]:
+        raise ValueError(f"a: width {width} for rows of x {tuple(x.shape)}")
     if (b.shape[0], b.shape[2]) != (num_slots, max_rank):
         raise ValueError(f"b: shape {tuple(b.shape)} does not go with a {tuple(a.shape)}")
-    if ranks is not None and (ranks.shape != (num_slots,) or ranks.dtype != torch.int32):
-        raise ValueError(
-            f"ranks: {ranks.dtype} {tuple(ranks.shape)}; they are int32, one for each of {num_slots} slots"
-        )
     for name, tensor in (("x", x), ("a", a), ("b", b)):
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ValueError(f"{name}: strides {tensor.stride()}; call .contiguous() first")
-    return num_rows
+
+
+def _check_one_part(x: Tensor, a: Tensor, b: Tensor, ranks: Tensor | None) -> Tensor:
+    """The ranks [S] int32, of `bgmv` and `sgmv`. Raises ValueError."""
+    _check(x, a[:, None], b)
+    num_slots, max_rank, _ = a.shape
+    if ranks is None:
+        return torch.full((num_slots,), max_rank, dtype=torch.int32, device=x.device)
+    if ranks.shape != (num_slots,) or ranks.dtype != torch.int32:
+        raise ValueError(
+            f"ranks: {ranks.dtype} {tuple(ranks.shape)}; they are int32, one for each of {num_slots} slots"
+        )
+    return ranks

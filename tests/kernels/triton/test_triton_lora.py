@@ -1,7 +1,5 @@
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -106,43 +104,6 @@ SLOTS = torch.zeros(2, dtype=torch.int64)
 def test_what_does_not_fit_is_refused_by_name(args: tuple, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         bgmv(*args)
-
-
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from izh.kernels.triton.lora import bgmv_kernel, sgmv_kernel
-
-sizes = dict.fromkeys(("num_inputs", "num_outputs", "x_row", "w_slot", "w_row", "out_row"), "i32")
-for weights, precision in (("*fp32", "ieee"), ("*fp16", "tf32")):
-    for is_shrink in (True, False):
-        kinds = {"x": weights if is_shrink else "*fp32", "weights": weights, "ranks": "*i32"} | sizes
-        kinds["out"] = "*fp32" if is_shrink else weights
-        block = {"HAS_RANKS": True, "IS_SHRINK": is_shrink, "BLOCK_D": 64, "BLOCK_K": 64}
-        for kernel, more_kinds, more_block in (
-            (bgmv_kernel, {"slots": "*i64"}, {}),
-            (sgmv_kernel, {"tiles": "*i32", "order": "*i32"}, {"BLOCK_N": 16, "PRECISION": precision}),
-        ):
-            given = block | more_block
-            source = ASTSource(kernel, kinds | more_kinds | dict.fromkeys(given, "constexpr"), constexprs=given)
-            ptx = triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]
-            print(kernel.__name__, weights, "tensor cores" if "mma.sync" in ptx else "no tensor cores")
-"""
-
-
-def test_the_kernels_compile_for_a_gpu_and_use_its_tensor_cores(tmp_path: Path) -> None:
-    """Which needs no GPU, and finds what the interpreter forgives."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 8
-    assert {line for line in lines if line.startswith("sgmv")} == {
-        "sgmv_kernel *fp32 no tensor cores",
-        "sgmv_kernel *fp16 tensor cores",
-    }
 
 
 def test_without_triton_the_error_says_what_to_install() -> None:
