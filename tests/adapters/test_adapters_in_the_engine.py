@@ -23,6 +23,10 @@ CONFIGS = {
     "regex": {"target_modules": r".*\.(0|2)\..*(o_proj|gate_proj)"},
     "all_linear": {"target_modules": "all-linear", "exclude_modules": ["k_proj"]},
     "ends": {"target_modules": ["q_proj", "lm_head", "embed_tokens"]},
+    "dora_ends": {"use_dora": True, "target_modules": ["v_proj", "lm_head", "embed_tokens"]},
+    "lora_bias": {"lora_bias": True, "target_modules": ["k_proj", "up_proj"]},
+    "tokens": {"trainable_token_indices": [7, 3, 300, 9, 41]},
+    "saved": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
 }
 PROMPT = list(range(5, 45))
 
@@ -161,13 +165,14 @@ def test_scales_and_sums_are_those_of_the_weights(world, start):
 
 
 def test_impossible_requests_end_with_a_reason_and_no_lease(start):
-    core = start(("plain", "dora"), max_lora_rank=8)
+    core = start(("plain", "dora", "tokens"), max_lora_rank=8)
     made = request("plain")
     fields = {f: getattr(made, f) for f in made.__struct_fields__}
     for adapters, text in (
-        ((("missing", 1.0),), "adapter 'missing' is not loaded here; loaded: 'dora', 'plain'"),
+        ((("missing", 1.0),), "adapter 'missing' is not loaded here; loaded: 'dora', 'plain', 'tokens'"),
         ((("plain", 1.0), ("plain", 0.5)), "rank 16, at most 8"),
         ((("dora", 0.5),), "DoRA"),
+        ((("plain", 1.0), ("tokens", 1.0)), "trained tokens"),
     ):
         finish = engines.run(core, type(made)(**fields | {"adapters": adapters}))["plain"].finish
         assert finish.reason == "error"

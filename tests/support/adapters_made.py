@@ -10,9 +10,15 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 def make(
-    checkpoint: Path, folder: Path, seed: int, *, save_embedding_layers: bool | str = False, **config: object
+    checkpoint: Path,
+    folder: Path,
+    seed: int,
+    *,
+    std: float = 0.1,
+    save_embedding_layers: bool | str = False,
+    **config: object,
 ) -> PeftModel:
-    """Save a random adapter in `folder`; returns PEFT's own model with it."""
+    """Save a random adapter in `folder`, A and B normal with this deviation; returns PEFT's own model with it."""
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     options = {"r": 8, "lora_alpha": 16, "target_modules": ALL, "lora_dropout": 0.1} | config
@@ -21,7 +27,7 @@ def make(
         if "magnitude" in name:
             parameter.data.mul_(1 + 0.3 * torch.rand_like(parameter))
         elif "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+            torch.nn.init.normal_(parameter, std=std)
         elif name.endswith("bias") and parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.5)
         elif parameter.requires_grad:  # rows of tokens, modules saved whole
