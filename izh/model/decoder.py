@@ -67,7 +67,8 @@ class Decoder(nn.Module):
         `pages[i]` are layer i's k_pages and v_pages. Modifies the pages at `batch.write_slots`.
         """
         residual = self.embed(batch)
-        cos_sin = [rotary.cos_sin(batch.positions[0], batch.rope_lens) for rotary in self.rotary]
+        positions = batch.positions[0] if batch.positions.shape[0] == 1 else batch.positions
+        cos_sin = [rotary.cos_sin(positions, batch.rope_lens) for rotary in self.rotary]
         x: Tensor | None = None
         for layer, layer_pages in zip(self.layers, pages, strict=True):
             x, residual = layer(x, residual, batch, cos_sin, layer_pages)

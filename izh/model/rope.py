@@ -1,6 +1,6 @@
 """Rotary frequencies: cos and sin for the rows of a step.
 
-Owns: Rotary, one recipe's frequencies on the model's device.
+Owns: Rotary, one recipe's frequencies on the model's device; Mrope, which of them turn with which position axis.
 Must not know: layers, batches, chunking.
 Invariant: a row's cos and sin depend on its own position and length only, so they are the same however the prompt was
 cut into chunks and whoever shares the batch.
@@ -8,6 +8,8 @@ cut into chunks and whoever shares the batch.
 cos and sin are computed per step rather than gathered from tables: for 32 rows that is 13 us against 6 us, and it
 spares two [max positions, R/2] tables per recipe (270 MB for Gemma 3) and any limit on positions.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,6 +33,39 @@ _PARAMETERS = (
     "short_factor",
     "long_factor",
 )
+
+
+@dataclass(frozen=True)
+class Mrope:
+    """How a model with three position axes (M-RoPE) deals its frequency pairs out to time, height and width.
+
+    In order (Qwen2-VL): the first sections[0] pairs turn with time, the next sections[1] with height, the rest with
+    width. Interleaved (Qwen3-VL): of the pairs below 3 * sections[1], every third from 1 on turns with height; of those
+    below 3 * sections[2], every third from 2 on with width; all others with time.
+
+    Source: transformers, `recomposition_frequencies` of modeling_qwen2_vl and modeling_qwen3_vl.
+    """
+
+    sections: tuple[int, int, int]
+    interleaved: bool = False
+
+    def axes(self, rotary_dim: int) -> list[int]:
+        """The axis (0 time, 1 height, 2 width) of each of the rotary_dim / 2 frequency pairs.
+
+        Raises ValueError when the sections do not deal out exactly that many.
+        """
+        sections = self.sections
+        if len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != rotary_dim:
+            raise ValueError(
+                f"sections must be 3 counts of frequency pairs with the sum {rotary_dim / 2:g}, half the rotated width "
+                f"{rotary_dim}; got {sections}"
+            )
+        if not self.interleaved:
+            return [axis for axis, count in enumerate(sections) for _ in range(count)]
+        axes = [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(rotary_dim // 2)]
+        if any(axes.count(axis) != count for axis, count in enumerate(sections)):
+            raise ValueError(f"sections {sections} cannot be interleaved over {rotary_dim // 2} frequency pairs")
+        return axes
 
 
 class Rotary:
@@ -59,10 +94,25 @@ class Rotary:
         self.long_inv_freq: Tensor | None = None
         if spec.type == "longrope" and spec.short_factor != spec.long_factor:
             self.long_inv_freq = _inv_freq(spec, exponents, long=True)[0].to(device)
+        self.mrope: Mrope | None = None
+        self._axes: Tensor | None = None  # [R/2] int64: the position axis of each frequency pair
+
+    def set_mrope(self, mrope: Mrope) -> None:
+        """From here on rows may have three coordinates. Raises ValueError when the sections do not fit."""
+        self._axes = torch.tensor(mrope.axes(self.spec.rotary_dim), device=self.inv_freq.device)
+        self.mrope = mrope
 
     def cos_sin(self, positions: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T], lens [T] -> cos, sin [T, R/2] float32."""
-        angles = positions[:, None].float() * self._rows_inv_freq(lens)
+        """positions [T], or [3, T] once M-RoPE is set; lens [T] -> cos, sin [T, R/2] float32.
+
+        A row whose three coordinates are equal gets the very numbers that one position gives it.
+        """
+        if positions.dim() == 1:
+            own = positions[:, None]
+        else:
+            assert self._axes is not None, "three position axes, but no sections that say which pair follows which"
+            own = positions.t().index_select(1, self._axes)
+        angles = own.float() * self._rows_inv_freq(lens)
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
