@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 
+import adapters_made
 import pytest
 import pytest_asyncio
 import tiny_checkpoint
@@ -154,6 +156,36 @@ async def test_when_the_engine_dies_live_requests_fail_and_a_new_engine_serves(l
     await until(lambda: llm.state == "ready")
     after = await collect(llm.generate("the quick", GREEDY))
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
+
+
+async def test_a_new_engine_knows_the_adapters_that_the_old_one_knew(checkpoint, tmp_path):
+    """Loaded, replaced and unloaded at run time; one whose directory is gone by then is gone too."""
+    for seed, name in enumerate(("first", "second", "third", "gone")):
+        adapters_made.make(checkpoint, tmp_path / name, seed)
+    start = (f"given={tmp_path / 'first'}", f"dropped={tmp_path / 'first'}", f"changed={tmp_path / 'first'}")
+    llm = AsyncLLM(model=str(checkpoint), kv_cache_gb=0.01, num_threads=1, lora=start)
+    await llm.start()
+    try:
+        await llm.load_lora("loaded", tmp_path / "third")
+        await llm.load_lora("gone", tmp_path / "gone")
+        await llm.load_lora("changed", tmp_path / "second", replace=True)
+        await llm.unload_lora("dropped")
+        before = {
+            name: await collect(llm.generate("the quick", GREEDY, adapters=((name, 1.0),)))
+            for name in ("given", "loaded", "changed")
+        }
+        shutil.rmtree(tmp_path / "gone")
+        os.kill(llm.engine_pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="died"):
+            await llm.load_lora("late", tmp_path / "first")
+        await until(lambda: llm.state == "ready")
+        known = {name: directory.name for name, directory in llm.info.adapters.items()}
+        assert known == {"given": "first", "changed": "second", "loaded": "third"}
+        for name, answer in before.items():
+            again = await collect(llm.generate("the quick", GREEDY, adapters=((name, 1.0),)))
+            assert again.outputs[0].token_ids == answer.outputs[0].token_ids
+    finally:
+        await llm.shutdown()
 
 
 async def test_a_model_that_cannot_be_loaded_says_why(tmp_path):

@@ -1,6 +1,10 @@
 """Adapters loaded, replaced and unloaded over HTTP while others are answered."""
 
+import contextlib
+import random
+import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,9 +47,9 @@ def http(folders):
         yield client
 
 
-def ask(http, model=None, prompt=PROMPT, **fields):
+def ask(http, model=None, prompt=PROMPT, timeout_s=60, **fields):
     body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 0} | fields
-    answer = http.post("/v1/completions", json=body | ({} if model is None else {"model": model}))
+    answer = http.post("/v1/completions", json=body | ({} if model is None else {"model": model}), timeout=timeout_s)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
     return choice["text"], tuple(round(value, 3) for value in choice["logprobs"]["token_logprobs"])
@@ -172,6 +176,43 @@ def test_fifty_bad_loads_of_different_kinds_change_no_other_request(http, folder
         assert set(listed(http)) == {"tiny", "one", "two", "three"}
         assert {name: ask(http, name) for name in names} == expected
     assert ask(http) == expected[None]
+
+
+def test_clients_that_hang_up_or_run_out_of_time_leave_nothing(http):
+    """Two hundred of them, at any moment, some with four choices, while the others are answered."""
+    with loaded(http, one="one", two="two", three="three"):
+        expected = {name: ask(http, name) for name in ("one", "two", "three")}
+        wrong = []
+
+        def client(seed):
+            rng = random.Random(seed)
+            with httpx.Client(base_url=http.base_url) as own:
+                for _ in range(25):
+                    name = rng.choice(["one", "two", "three"])
+                    body = {"model": name, "prompt": f"{rng.random()} {PROMPT}", "max_tokens": 150, "ignore_eos": True}
+                    body |= {"n": rng.choice([1, 4]), "stream": rng.random() < 0.5}
+                    with contextlib.suppress(httpx.TimeoutException):
+                        own.post("/v1/completions", json=body, timeout=rng.choice([0.002, 0.02, 0.1]))
+                    if rng.random() < 0.2 and ask(own, name, timeout_s=60) != expected[name]:
+                        wrong.append(name)
+
+        clients = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
+        for each in clients:
+            each.start()
+        for each in clients:
+            each.join(120)
+        assert wrong == []
+        deadline = time.monotonic() + 30
+        while any(unload(http, name).status_code == 409 for name in expected):  # a hold left would be one for ever
+            assert time.monotonic() < deadline, "an adapter is still in use"
+            time.sleep(0.05)
+        for name in expected:
+            assert load(http, name, name).status_code in (200, 400)
+        while "izh:kv_cache_usage_perc" not in (lines := http.get("/metrics").text) or not re.search(
+            r'izh:kv_cache_usage_perc\{model_name="tiny"\} 0\.0\n', lines
+        ):
+            assert time.monotonic() < deadline, "blocks are still held"
+            ask(http)  # the gauge is told with a step
 
 
 @pytest.mark.parametrize(
