@@ -9,6 +9,7 @@ y_i = W x_i + B_s (A_s x_i), s the row's adapter; the scale is folded into B (Hu
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -134,12 +135,23 @@ class AdapterBank:
                 raise AdapterError(f"{path}: {error}") from error
 
     @torch.inference_mode()
+    def fit(self, adapter: Adapter) -> Adapter:
+        """The adapter, checked, with all worked out that `write` needs: safe from any thread. Raises AdapterError."""
+        self.check(adapter)
+        gains = {
+            part.path: wrapped.dora_gain(part, adapter.deltas[part.path])
+            for wrapped in self._wrapped
+            for part in wrapped.parts
+            if part.path in adapter.deltas and adapter.deltas[part.path].magnitude is not None
+        }
+        return replace(adapter, gains=gains) if gains else adapter
+
+    @torch.inference_mode()
     def write(self, slot: int, adapter: Adapter) -> None:
-        """Put a checked adapter's weights into a slot that no row of a running step uses."""
+        """Put a fitted adapter's weights into a slot that no row of a running step uses."""
         self._content[slot] = None  # until it is whole
         for wrapped in self._wrapped:
-            mine = [part.path for part in wrapped.parts if part.path in adapter.deltas]
-            wrapped.write(slot, {path: adapter.deltas[path] for path in mine})
+            wrapped.write(slot, adapter.deltas, adapter.gains)
         self._content[slot] = adapter.digest
 
     def activate(self, rows: Sequence[int] | Tensor, decode: bool = False) -> None:
@@ -193,7 +205,7 @@ class AdapterBank:
     def _load(self, name: str, adapter: Adapter) -> int:
         if not adapter.deltas:
             raise AdapterError("the adapter has no weights")
-        self.check(adapter)
+        adapter = self.fit(adapter)
         old = self._named.get(name)
         if old is not None and (live := self.slots.holds(old)):
             raise AdapterError(f"adapter {name!r} is in use by {live} requests; it cannot be replaced")

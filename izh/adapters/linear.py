@@ -7,7 +7,7 @@ Invariant: with no adapter in the step the wrapped module's own result is return
 S = slots, P = targets fused into the projection, R = highest rank, K -> D its widths, T = rows in the step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,7 @@ class AdapterLinear(nn.Module):
         self.ranks = torch.zeros(capacity, len(parts), dtype=torch.int32)
         self.gain: Tensor | None = None  # [S, D], made when the first adapter needs it; the same for shift
         self.shift: Tensor | None = None
+        self._has_affine: set[int] = set()  # slots whose gain or shift is not 1 or 0
         self._replaced: dict[tuple[int, int], ReplacedRows] = {}  # by slot and part
         self._offsets = (*(part.start for part in parts), parts[-1].stop)
         self._ops = ops
@@ -73,11 +74,18 @@ class AdapterLinear(nn.Module):
             return y
         if self._replaced:
             self._project_again(y, x, rows)
-        if self.gain is not None and self.shift is not None:
-            order, slot = rows.order.long(), rows.slot_of_row
-            y[order] = y[order] * self.gain[slot] + self.shift[slot]
+        if self._has_affine:
+            self._scale_and_shift(y, rows)
         self._ops.add_lora(y, x, self.a, self.b, self._offsets, self.ranks, rows)
         return y
+
+    def _scale_and_shift(self, y: Tensor, rows: AdapterRows) -> None:
+        assert self.gain is not None
+        assert self.shift is not None
+        for slot, start, stop in rows.groups:
+            if slot in self._has_affine:
+                index = rows.order[start:stop].long()
+                y[index] = y[index] * self.gain[slot] + self.shift[slot]
 
     def _project_again(self, y: Tensor, x: Tensor, rows: AdapterRows) -> None:
         """Put what replaced rows give into y. Base weights have no bias there (see `AdapterBank.check`)."""
@@ -89,11 +97,15 @@ class AdapterLinear(nn.Module):
                     again = replaced.project(x[index], self._ops)
                     y[index[:, None], part.start + replaced.ids] = again.to(y)
 
-    def write(self, slot: int, deltas: dict[str, ModuleDelta]) -> None:
-        """Put an adapter's weights into the slot; targets it does not have get rank 0. Everything was validated."""
+    def dora_gain(self, part: Part, delta: ModuleDelta) -> Tensor:
+        """What DoRA scales the part's outputs by, [D of the part]."""
+        return _dora_gain(delta, _own(delta, self.weight[part.start : part.stop]))
+
+    def write(self, slot: int, deltas: Mapping[str, ModuleDelta], gains: Mapping[str, Tensor]) -> None:
+        """Put an adapter's weights into the slot; targets it does not have get rank 0. Everything was validated, and
+        `gains` has what `dora_gain` says of each part with DoRA."""
         self.ranks[slot] = 0
-        if self.gain is not None and self.shift is not None:
-            self.gain[slot], self.shift[slot] = 1.0, 0.0
+        self._has_affine.discard(slot)
         for index, part in enumerate(self.parts):
             self._replaced.pop((slot, index), None)
             delta = deltas.get(part.path)
@@ -104,26 +116,27 @@ class AdapterLinear(nn.Module):
             rank, outputs = delta.rank, slice(part.start, part.stop)
             b = delta.b
             if delta.magnitude is not None or delta.bias is not None or delta.shift is not None:
-                gain, shift = self._affine(delta, outputs)
+                gain = torch.ones(part.stop - part.start) if delta.magnitude is None else gains[part.path]
                 b = b * gain[:, None]
-                self._keep_affine(slot, outputs, gain, shift)
+                self._keep_affine(slot, outputs, gain, self._shift(delta, outputs, gain))
             self.a[slot, index, :rank] = delta.a
             self.b[slot, outputs, :rank] = b
             self.ranks[slot, index] = rank
 
-    def _affine(self, delta: ModuleDelta, outputs: slice) -> tuple[Tensor, Tensor]:
-        """gain, shift [D of the part] float32, on the host: DoRA's m / ||W + BA|| and what is added to the output."""
-        size = outputs.stop - outputs.start
-        base_bias = torch.zeros(size) if self.base.bias is None else self.base.bias[outputs].float().cpu()
-        gain = torch.ones(size) if delta.magnitude is None else _dora_gain(delta, _own(delta, self.weight[outputs]))
+    def _shift(self, delta: ModuleDelta, outputs: slice, gain: Tensor) -> Tensor:
+        """What is added to the outputs once they are scaled, [D of the part] float32 on the host."""
+        base_bias = torch.zeros(len(gain)) if self.base.bias is None else self.base.bias[outputs].float().cpu()
         shift = (base_bias if delta.bias is None else delta.bias) - gain * base_bias
-        return gain, shift if delta.shift is None else shift + delta.shift
+        return shift if delta.shift is None else shift + delta.shift
 
     def _keep_affine(self, slot: int, outputs: slice, gain: Tensor, shift: Tensor) -> None:
         if self.gain is None or self.shift is None:
             shape = (self.a.shape[0], self.b.shape[1])
             self.gain = torch.ones(shape, dtype=self.b.dtype, device=self.b.device)
             self.shift = torch.zeros(shape, dtype=self.b.dtype, device=self.b.device)
+        if slot not in self._has_affine:
+            self.gain[slot], self.shift[slot] = 1.0, 0.0
+            self._has_affine.add(slot)
         self.gain[slot, outputs] = gain.to(self.gain)
         self.shift[slot, outputs] = shift.to(self.shift)
 
@@ -173,21 +186,26 @@ class AdapterEmbedding(nn.Module):
             found = found * self._gain[slot]
         return found + self.a[slot][:rank, tokens].T @ self.b[slot, :, :rank].T
 
-    def write(self, slot: int, deltas: dict[str, ModuleDelta]) -> None:
-        """Put an adapter's weights into the slot, or clear it. Everything was validated."""
+    def dora_gain(self, part: Part, delta: ModuleDelta) -> Tensor:
+        """What DoRA scales the base's part of an embedding by, [D]."""
+        return _dora_gain(delta, _own(delta, self.weight).T)
+
+    def write(self, slot: int, deltas: Mapping[str, ModuleDelta], gains: Mapping[str, Tensor]) -> None:
+        """Put an adapter's weights into the slot, or clear it. Everything was validated, and `gains` has what
+        `dora_gain` says, if there is DoRA."""
         self.ranks[slot] = 0
         self._gain.pop(slot, None)
         self._replaced.pop(slot, None)
-        delta = deltas.get(self.parts[0].path)
+        path = self.parts[0].path
+        delta = deltas.get(path)
         if delta is None:
             return
         if delta.replaced is not None:
             self._replaced[slot] = delta.replaced.to(self.weight.device)
         rank, b = delta.rank, delta.b
         if delta.magnitude is not None:
-            gain = _dora_gain(delta, _own(delta, self.weight).T)
-            b = b * gain[:, None]
-            self._gain[slot] = gain.to(self.b)
+            b = b * gains[path][:, None]
+            self._gain[slot] = gains[path].to(self.b)
         self.a[slot, :rank] = delta.a
         self.b[slot, :, :rank] = b
         self.ranks[slot] = rank

@@ -7,7 +7,7 @@ can be had again is evicted.
 
     put --> in memory --evicted, unused for longest--> known by name, digest, source --read again by find--> in memory
 
-Reading, checking, summing and hashing run in one thread of the shelf's own, so that no step waits for them. All else,
+Reading, fitting, summing and hashing run in one thread of the shelf's own, so that no step waits for them. All else,
 the tables included, belongs to the engine's thread.
 """
 
@@ -38,7 +38,7 @@ class _Entry:
 class AdapterShelf:
     """Adapters by name, at most `max_bytes` of them in memory.
 
-    `read` makes an adapter of a directory, `check` raises AdapterError for one that does not fit the device's bank.
+    `read` makes an adapter of a directory, `fit` makes it ready for the device's bank or raises AdapterError.
     `num_leases(digest, name)` tells how many live sequences use weights, by that name or (None) by any: dropping those
     here would free nothing.
     """
@@ -46,13 +46,13 @@ class AdapterShelf:
     def __init__(
         self,
         read: Callable[[Path], Adapter],
-        check: Callable[[Adapter], None],
+        fit: Callable[[Adapter], Adapter],
         *,
         max_bytes: int,
         num_leases: Callable[[bytes, str | None], int] = lambda digest, name: 0,
     ) -> None:
         self._read = read
-        self._check = check
+        self._fit = fit
         self._max_bytes = max_bytes
         self._num_leases = num_leases
         self._entries: dict[str, _Entry] = {}
@@ -80,7 +80,7 @@ class AdapterShelf:
         return self._entry(name).digest in self._memory
 
     def read(self, source: Path) -> Future[Adapter]:
-        """Read and check a directory; nothing is known by it yet. The future may hold an AdapterError."""
+        """Read and fit a directory; nothing is known by it yet. The future may hold an AdapterError."""
         return self._worker.submit(self._make, source)
 
     def put(self, name: str, adapter: Adapter, source: Path, *, replace: bool = False) -> None:
@@ -132,9 +132,7 @@ class AdapterShelf:
     # -- in the worker's thread ---------------------------------------------------------------------------------------
 
     def _make(self, source: Path) -> Adapter:
-        adapter = self._read(source)
-        self._check(adapter)
-        return _hashed(adapter)
+        return _hashed(self._fit(self._read(source)))
 
     def _make_again(self, name: str, entry: _Entry) -> Adapter:
         try:
@@ -148,8 +146,7 @@ class AdapterShelf:
     def _sum(self, parts: list[tuple[Future[Adapter], float]]) -> Adapter:
         """The parts were submitted earlier to this one thread, so none of them is waited for."""
         try:
-            adapter = combine([(weights.result(), scale) for weights, scale in parts])
-            self._check(adapter)
+            adapter = self._fit(combine([(weights.result(), scale) for weights, scale in parts]))
         except RequestError:
             raise
         except ValueError as error:

@@ -69,6 +69,9 @@ class Adapter:
     deltas: Mapping[str, ModuleDelta]
     scales: Mapping[str, float] = field(default_factory=dict, compare=False)
     """What each module's b was multiplied by, where its source says so. For `report` alone."""
+    gains: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    """DoRA's m / ||W + BA|| of each module with a magnitude, once worked out from the base weights
+    (`AdapterBank.fit`)."""
 
     @cached_property
     def digest(self) -> bytes:

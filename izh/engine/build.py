@@ -78,7 +78,7 @@ class Adapters:
         bank = AdapterBank(model, options.max_loras, options.max_lora_rank, backend=_bank_backend(settings.kernels))
         shelf = AdapterShelf(
             lambda directory: read_peft(directory, bank.shapes),
-            bank.check,
+            bank.fit,
             max_bytes=settings.lora_host_bytes,
             num_leases=lambda digest, name: gate.num_leases(digest, name),
         )

@@ -190,7 +190,7 @@ def test_a_bank_holds_what_was_counted_before_memory_was_dealt_out(checkpoint, t
     bank = AdapterBank(model, capacity=3, max_rank=8)
     made = {"use_dora": True, "target_modules": [*adapters_made.ALL, *ENDS]}
     adapters_made.make(checkpoint, tmp_path, 1, **made)
-    bank.write(0, read_peft(tmp_path, bank.shapes))
+    bank.write(0, bank.fit(read_peft(tmp_path, bank.shapes)))
     tensors = [
         tensor
         for wrapped in [*model.modules()]

@@ -45,9 +45,9 @@ class Disk:
         return Adapter({path: ModuleDelta(**tensors) for path, tensors in copies.items()})
 
 
-def shelf_of(disk, num=99, check=lambda each: None, **options):
+def shelf_of(disk, num=99, fit=lambda each: each, **options):
     """A shelf with room for `num` adapters, knowing all of the disk's, put in the disk's order."""
-    shelf = AdapterShelf(disk.read, check, max_bytes=num * SIZE, **options)
+    shelf = AdapterShelf(disk.read, fit, max_bytes=num * SIZE, **options)
     for source in disk.content:
         load(shelf, source.name)
     disk.reads.clear()
@@ -99,12 +99,13 @@ def test_a_name_that_is_taken_is_replaced_only_when_told_to():
 
 
 def test_what_does_not_fit_the_bank_changes_nothing():
-    def check(each):
+    def fit(each):
         if each.digest == adapter(1).digest:
             raise AdapterError("does not fit")
+        return each
 
     disk = Disk(0)
-    shelf = shelf_of(disk, check=check)
+    shelf = shelf_of(disk, fit=fit)
     disk.content[Path("1")] = adapter(1)
     with pytest.raises(AdapterError, match="does not fit"):
         load(shelf, "0", "1", replace=True)
