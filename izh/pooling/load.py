@@ -1,0 +1,185 @@
+"""From a model directory to a ready service.
+
+Owns: `load_embedder` and `load_reranker`: native encoders where we have the family, `transformers` elsewhere.
+Must not know: HTTP, other features.
+Invariant: the service computes what the checkpoint's own library computes, or loading fails with a ModelLoadError.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from izh.errors import ModelLoadError
+from izh.kernels.ops import Ops
+from izh.kernels.reference import REFERENCE
+from izh.kernels.select import select
+from izh.model.demo_embedder import demo_embedder_directory
+from izh.model.encoders.encoder import Encoder
+from izh.model.encoders.load import load_encoder, read_encoder_config
+from izh.model.encoders.spec import EncoderSpec, native_spec
+from izh.model.projections import activation_of, read_json
+from izh.pooling.encoders import HFClassifier, HFEncoder, NativeEncoder
+from izh.pooling.recipe import Recipe, SentenceFiles, read_sentence_files
+from izh.pooling.service import PoolingService
+from izh.text.encoding import EncoderTokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_INPUTS = 2048
+"""Inputs of one call for embeddings: the OpenAI API's limit."""
+MAX_DOCUMENTS = 1000
+"""Documents of one rerank: the Cohere API's limit."""
+
+
+def load_embedder(
+    directory: str | Path,
+    *,
+    model_name: str | None = None,
+    max_model_len: int | None = None,
+    max_batch: int = MAX_INPUTS,
+    kernels: str | None = None,
+    num_threads: int | None = None,
+    **options: Any,
+) -> PoolingService:
+    """The embedding service of a model directory, as `transformers` or sentence-transformers saves it; "demo" is
+    all-MiniLM-L6-v2.
+
+    `max_model_len` None: what the checkpoint says. `kernels` and `num_threads` None: chosen for this machine, as for
+    the engine. `options` go to PoolingService. Raises: ModelLoadError, OptionError.
+    """
+    folder = demo_embedder_directory() if str(directory) == "demo" else Path(directory).expanduser()
+    files = read_sentence_files(folder)
+    config = read_encoder_config(files.transformer)
+    tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
+    ops = select(torch.device("cpu"), kernels)
+    spec = native_spec(config)
+    encoder: NativeEncoder | HFEncoder
+    if spec is None:
+        encoder = HFEncoder(_from_transformers("AutoModel", files.transformer, config))
+    else:
+        encoder = _native(load_encoder(files.transformer, spec, ops)[0])
+    return PoolingService(
+        encoder,
+        tokenizer,
+        model_name or folder.resolve().name,
+        max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
+        max_batch=max_batch,
+        pad_id=tokenizer.pad_token_id or 0,
+        recipe=files.recipe,
+        prepare=_preparation(ops, num_threads),
+        **options,
+    )
+
+
+def load_reranker(
+    directory: str | Path,
+    *,
+    model_name: str | None = None,
+    max_model_len: int | None = None,
+    max_batch: int = MAX_DOCUMENTS,
+    kernels: str | None = None,
+    num_threads: int | None = None,
+    **options: Any,
+) -> PoolingService:
+    """The reranking service of a sequence classifier with one label (a cross-encoder); arguments as `load_embedder`.
+
+    Scores pass through the activation that the checkpoint names, else the sigmoid, as in sentence-transformers.
+    """
+    folder = Path(directory).expanduser()
+    config = read_encoder_config(folder)
+    path = folder / "config.json"
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+        raise ModelLoadError(f"{path}: architectures={config.architectures} has no sequence classifier to rerank with")
+    if config.num_labels != 1:
+        raise ModelLoadError(f"{path}: the classifier has {config.num_labels} labels; a reranker has one score")
+    activation = _score_activation(folder, config)
+    tokenizer = EncoderTokenizer.load(folder)
+    ops = select(torch.device("cpu"), kernels)
+    spec = native_spec(config)
+    files = SentenceFiles(recipe=Recipe(modes=("cls",), normalize=False), transformer=folder)
+    encoder: NativeEncoder | HFEncoder
+    head: Callable[[Tensor], Tensor] | None
+    if spec is None:
+        encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", folder, config))
+        head = _as_it_is
+    else:
+        native, head = load_encoder(folder, spec, ops, num_labels=1)
+        encoder = _native(native)
+        files = SentenceFiles(recipe=Recipe(modes=(spec.head_pooling,), normalize=False), transformer=folder)
+    return PoolingService(
+        encoder,
+        tokenizer,
+        model_name or folder.resolve().name,
+        score_head=head,
+        score_activation=activation,
+        max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
+        max_batch=max_batch,
+        pad_id=tokenizer.pad_token_id or 0,
+        recipe=files.recipe,
+        prepare=_preparation(ops, num_threads),
+        **options,
+    )
+
+
+def _as_it_is(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _score_activation(folder: Path, config: Any) -> Callable[[Tensor], Tensor]:
+    """As sentence-transformers' CrossEncoder chooses it."""
+    own = folder / "config_sentence_transformers.json"
+    saved = read_json(own) if own.is_file() else {}
+    if prompt := (saved.get("prompts") or {}).get(saved.get("default_prompt_name")):
+        raise ModelLoadError(f"{own}: a prompt before every pair ({prompt!r}) is not supported")
+    named = (
+        saved.get("activation_fn")
+        or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+        or getattr(config, "sbert_ce_default_activation_function", None)
+        or "torch.nn.Sigmoid"
+    )
+    return activation_of(named, folder)
+
+
+def _from_transformers(auto: str, folder: Path, config: Any) -> Any:
+    import transformers
+
+    log.info("%s: %s runs on transformers, padded; the native encoders do not cover it", folder, config.model_type)
+    try:
+        return getattr(transformers, auto).from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(f"{folder}: {type(error).__name__}: {error}") from error
+
+
+def _max_length(
+    files: SentenceFiles, config: Any, spec: EncoderSpec | None, tokenizer: EncoderTokenizer, asked: int | None
+) -> int:
+    """The least of what model, tokenizer and sentence-transformers' files allow; `asked` may exceed the latter two."""
+    model = spec.max_length if spec is not None else getattr(config, "max_position_embeddings", None)
+    if asked is not None:
+        if asked < 1 or (model is not None and asked > model):
+            raise ModelLoadError(f"max_model_len: {asked} is not between 1 and {model}, the positions of this model")
+        return asked
+    limits = [files.max_seq_length or tokenizer.model_max_length, *([model] if model else [])]
+    return min(limits)
+
+
+def _native(loaded: Encoder) -> NativeEncoder:
+    """The encoder with its kernels compiled, so that the first request does not wait for that."""
+    encoder = NativeEncoder(loaded)
+    encoder.packed(torch.zeros(1, dtype=torch.int64), torch.tensor([0, 1], dtype=torch.int32), None)
+    return encoder
+
+
+def _preparation(ops: Ops, num_threads: int | None) -> Callable[[], None] | None:
+    """What sets the number of threads, in the thread that computes."""
+    if num_threads is None:
+        return None
+    if ops is REFERENCE:
+        return lambda: torch.set_num_threads(num_threads)
+    from izh.kernels.cpu.threads import set_num_threads
+
+    return lambda: set_num_threads(num_threads)
