@@ -1,6 +1,6 @@
 """What every benchmark writes down: its figures with all that a reader needs to judge them.
 
-Owns: the fields of the JSON file, and the caption that says the same under a table.
+Owns: the fields of the JSON file, the caption that says the same under a table, the mark of a disturbed figure.
 Must not know: what the figures mean.
 """
 
@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from izh.bench.machine import describe
-from izh.bench.options import TimingOptions
 from izh.bench.timing import Rates
 from izh.config import EngineOptions
 from izh.version import __version__
 
+MAX_SPREAD = 0.1
+"""Above it a figure is marked: repeats do the same work, so such a difference is the machine's doing."""
 
-def document(engine: EngineOptions, model: str, options: TimingOptions, figures: Sequence[Rates]) -> dict[str, Any]:
-    """The report, ready for JSON. `engine` must name its device."""
+
+def document(engine: EngineOptions, model: str, options: Any, figures: Sequence[Any]) -> dict[str, Any]:
+    """The report, ready for JSON. `engine` must name its device; options and figures are dataclasses."""
     assert engine.device is not None
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -33,13 +35,21 @@ def document(engine: EngineOptions, model: str, options: TimingOptions, figures:
     }
 
 
-def caption(document: dict[str, Any]) -> str:
-    """On which machine, how and when."""
+def caption(figures: Sequence[Rates], document: dict[str, Any]) -> str:
+    """On which machine, how and when; and what a mark means, if there is one."""
     machine = document["machine"]
-    return (
+    about = (
         f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}; "
         f"median of {document['options']['repeats']}; {document['date']}"
     )
+    if all(figure.spread <= MAX_SPREAD for figure in figures):
+        return about
+    return f"* disturbed: repeats differ by over {MAX_SPREAD:.0%}; measure again\n{about}"
+
+
+def label(figure: Rates) -> str:
+    """The engine's name, marked when the machine disturbed it."""
+    return figure.engine + ("*" if figure.spread > MAX_SPREAD else "")
 
 
 def write(document: dict[str, Any], path: str | None) -> None:

@@ -31,13 +31,13 @@ from rich.table import Table
 
 from izh.adapters.sites import num_adapter_values
 from izh.bench import timing
-from izh.bench.adapters import write_adapters
+from izh.bench.adapters import refuse_others, write_adapters
 from izh.bench.contestants import DTYPES, Contestant, Izh, Peft
-from izh.bench.document import caption, document, write
+from izh.bench.document import caption, document, label, write
 from izh.bench.options import LoraOptions
 from izh.bench.shapes import SHAPES
 from izh.bench.timing import Prompts, PromptSource, Rates, agreement, explicit, measure, num_calls
-from izh.config import AdapterOptions, EngineOptions
+from izh.config import EngineOptions
 from izh.engine.settings import GIB, kv_block_bytes, weight_bytes
 from izh.errors import OptionError
 from izh.llm import LLM
@@ -48,7 +48,7 @@ from izh.request import SamplingParams
 
 Use = Literal["base", "mixed", "unused", "peer"]
 
-_PROBE_PROMPT, _PROBE_ANSWER = 16, 8  # tokens, at most, of the prompt that every adapter answers once
+_PROBE_PROMPT, _PROBE_ANSWER = 16, 16  # tokens, at most, of the prompt that every adapter answers once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +95,7 @@ def check(engine: EngineOptions, options: LoraOptions) -> None:
     ):
         if value < 1:
             raise OptionError(f"{flag} must be at least 1, got {value}")
-    for name in ("lora", "max_loras", "max_lora_rank"):
-        if getattr(engine, name) != getattr(AdapterOptions(), name):
-            flag = "--" + name.replace("_", "-")
-            raise OptionError(f"{flag} is not for this command, which makes its own adapters: see --adapters, --shape")
+    refuse_others(engine)
 
 
 def why_no_peer(options: LoraOptions, count: int) -> str | None:
@@ -253,7 +250,7 @@ def table(figures: Sequence[Figure], document: dict[str, Any]) -> Table:
         f"batch {options['batch']}, {options['prompt_tokens']} tokens in, {options['output_tokens']} out"
     )
     # 80 columns wide at most: the width of a pipe.
-    out = Table(title=title, caption="\n".join([*notes(figures, left_out), caption(document)]), pad_edge=False)
+    out = Table(title=title, caption="\n".join([*notes(figures, left_out), caption(figures, document)]), pad_edge=False)
     out.add_column("engine", no_wrap=True)
     for heading in ("prefill", "of\nbase", "of\nPEFT", "decode", "of\nbase", "of\nPEFT", "same\ntokens"):
         out.add_column(heading, justify="right")
@@ -262,7 +259,7 @@ def table(figures: Sequence[Figure], document: dict[str, Any]) -> Table:
         base, peer = group["base"], group.get("peer")
         for use, figure in group.items():
             is_ours = use in ("mixed", "unused")
-            cells = [figure.engine]
+            cells = [label(figure)]
             for rate, of_base, of_peer in (
                 (figure.prefill, base.prefill, peer and peer.prefill),
                 (figure.decode, base.decode, peer and peer.decode),

@@ -51,3 +51,21 @@ class LoraChoice:
 @dataclass(frozen=True, kw_only=True)
 class LoraOptions(LoraChoice, TimingOptions):
     """All of `izh bench lora`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnsChoice:
+    """What is measured."""
+
+    adapters: tuple[int, ...] = option(
+        (8, 16, 32), "how many adapters are wanted; may be given many times", repeat=True
+    )
+    slots: int = option(8, "adapters on the device at once")
+    clients: int = option(32, "requests at once")
+    requests: int = option(96, "requests of each repeat")
+    shape: str = option("r16-all", "rank and targets of the adapters", tuple(SHAPES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnsOptions(TurnsChoice, TimingOptions):
+    """All of `izh bench turns`."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from izh.bench.contestants import Contestant, Izh, Transformers
-from izh.bench.document import caption, document, write
+from izh.bench.document import caption, document, label, write
 from izh.bench.options import ThroughputOptions
 from izh.bench.timing import Prompts, PromptSource, Rates, agreement, check, explicit, measure
 from izh.config import EngineOptions
@@ -60,17 +60,17 @@ def table(figures: Sequence[Figure], document: dict[str, Any]) -> Table:
     title = (
         f"{document['model']} {document['dtype']}, prompts of {document['options']['prompt_tokens']} tokens, tokens/s"
     )
-    out = Table(title=title, caption=caption(document))
+    out = Table(title=title, caption=caption(figures, document))
     out.add_column("batch", justify="right")
     out.add_column("engine")
     for heading in ("prefill", "ratio", "decode", "ratio", "same tokens"):
         out.add_column(heading, justify="right")
     for batch in dict.fromkeys(figure.batch for figure in figures):
         ours, *peers = [figure for figure in figures if figure.batch == batch]
-        out.add_row(str(batch), ours.engine, f"{ours.prefill:.0f}", "", f"{ours.decode:.0f}", "", "")
+        out.add_row(str(batch), label(ours), f"{ours.prefill:.0f}", "", f"{ours.decode:.0f}", "", "")
         for peer in peers:
             prefill, decode = ours.prefill / peer.prefill, ours.decode / peer.decode
             rates = (f"{peer.prefill:.0f}", f"{prefill:.2f}", f"{peer.decode:.0f}", f"{decode:.2f}")
-            out.add_row("", peer.engine, *rates, f"{peer.agreement:.1%}")
+            out.add_row("", label(peer), *rates, f"{peer.agreement:.1%}")
         out.add_section()
     return out

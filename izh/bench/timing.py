@@ -30,7 +30,11 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """One engine at one batch size. Rates in tokens/s, times in seconds."""
+    """One engine at one batch size. Rates in tokens/s, times (the medians) in seconds.
+
+    `spread` is how much longer the slowest repeat took than the fastest, as a share of the fastest: the larger one of
+    T(1)'s and T(n + 1)'s.
+    """
 
     engine: str
     batch: int
@@ -38,6 +42,7 @@ class Rates:
     decode: float
     first_s: float
     whole_s: float
+    spread: float
 
 
 class PromptSource:
@@ -113,8 +118,10 @@ def measure(
             answers[each.name] += tokens
             after_call()
     prompt_tokens = len(short[0])
-    medians = {name: (statistics.median(first_s[name]), statistics.median(whole_s[name])) for name in answers}
-    return [(rates(name, batch, prompt_tokens, num_tokens, *medians[name]), tokens) for name, tokens in answers.items()]
+    return [
+        (rates(name, batch, prompt_tokens, num_tokens, first_s[name], whole_s[name]), tokens)
+        for name, tokens in answers.items()
+    ]
 
 
 def timed(contestant: Contestant, prompts: Prompts, num_tokens: int, turn: int = 0) -> tuple[float, Prompts]:
@@ -127,8 +134,12 @@ def timed(contestant: Contestant, prompts: Prompts, num_tokens: int, turn: int =
     return seconds, answers
 
 
-def rates(engine: str, batch: int, prompt_tokens: int, num_tokens: int, first_s: float, whole_s: float) -> Rates:
-    """Times to rates. Raises OptionError when the answers are too short for the clock to see the decode steps."""
+def rates(
+    engine: str, batch: int, prompt_tokens: int, num_tokens: int, firsts_s: Sequence[float], wholes_s: Sequence[float]
+) -> Rates:
+    """T(1) and T(n + 1) of every repeat to rates. Raises OptionError when the answers are too short for the clock to
+    see the decode steps."""
+    first_s, whole_s = statistics.median(firsts_s), statistics.median(wholes_s)
     if whole_s <= first_s:
         raise OptionError(
             f"{engine}, batch {batch}: {num_tokens} more tokens took no measurable time ({whole_s:.3f} s against "
@@ -141,6 +152,7 @@ def rates(engine: str, batch: int, prompt_tokens: int, num_tokens: int, first_s:
         decode=batch * num_tokens / (whole_s - first_s),
         first_s=first_s,
         whole_s=whole_s,
+        spread=max(max(times) / min(times) for times in (firsts_s, wholes_s)) - 1,
     )
 
 

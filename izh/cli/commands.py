@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
-from izh.bench.options import LoraOptions, ThroughputOptions
+from izh.bench.options import LoraOptions, ThroughputOptions, TurnsOptions
 from izh.cli.flags import take
 from izh.cli.options import AnswerOptions
 from izh.config import EngineOptions, ServerOptions
@@ -64,6 +64,13 @@ def bench_lora(arguments: argparse.Namespace) -> int:
     from izh.bench.lora import report
 
     return report(take(EngineOptions, arguments), take(LoraOptions, arguments))
+
+
+def bench_turns(arguments: argparse.Namespace) -> int:
+    """Measure more adapters than slots."""
+    from izh.bench.turns import report
+
+    return report(take(EngineOptions, arguments), take(TurnsOptions, arguments))
 
 
 def fetch(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import argparse
 import difflib
 from collections.abc import Callable, Sequence
 
-from izh.bench.options import LoraOptions, ThroughputOptions
+from izh.bench.options import LoraOptions, ThroughputOptions, TurnsOptions
 from izh.cli import commands
 from izh.cli.flags import add_flags
 from izh.cli.options import AnswerOptions
@@ -83,6 +83,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(lora)
     add_flags(lora, LoraOptions, EngineOptions)
+    turns = _add(
+        benches,
+        "turns",
+        "[MODEL] [options]",
+        commands.bench_turns,
+        "first tokens and rates with more adapters than slots",
+    )
+    _add_model(turns)
+    add_flags(turns, TurnsOptions, EngineOptions)
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")

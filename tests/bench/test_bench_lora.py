@@ -37,13 +37,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def group(count: int, different: int | None = None, peer: bool = True, unused: bool = False) -> list[Figure]:
     """Prefill 400 (base), 380 (mixed), 100 (PEFT) tokens/s; decode 40, 36, 9."""
     measured: dict[lora.Use, Any] = {
-        "base": (rates("izh base", 4, 100, 10, 1.0, 2.0), [[1, 2, 3, 4]]),
-        "mixed": (rates(f"izh {count} mixed", 4, 100, 10, 1 / 0.95, 1 / 0.95 + 1 / 0.9), [[1, 1, 1, 1]]),
+        "base": (rates("izh base", 4, 100, 10, [1.0], [2.0]), [[1, 2, 3, 4]]),
+        "mixed": (rates(f"izh {count} mixed", 4, 100, 10, [1 / 0.95], [1 / 0.95 + 1 / 0.9]), [[1, 1, 1, 1]]),
     }
     if unused:
-        measured["unused"] = (rates(f"izh {count} unused", 4, 100, 10, 1.0, 2.0), [[1, 2, 3, 9]])
+        measured["unused"] = (rates(f"izh {count} unused", 4, 100, 10, [1.0], [2.0]), [[1, 2, 3, 9]])
     if peer:
-        measured["peer"] = (rates(f"PEFT {count} mixed", 4, 100, 10, 4.0, 4.0 + 40 / 9), [[1, 1, 9, 9]])
+        measured["peer"] = (rates(f"PEFT {count} mixed", 4, 100, 10, [4.0], [4.0 + 40 / 9]), [[1, 1, 9, 9]])
     return figures(measured, "r16-all", count, count + 1 if different is None else different)
 
 
@@ -71,6 +71,16 @@ def test_the_table_shows_what_the_aims_ask_for() -> None:
     assert "PEFT left out with 64 adapters (above --max-peer-adapters 8)" in text
     assert "all adapters and the base gave different answers" in text
     assert "median of 3; today" in text
+    assert "disturbed" not in text
+
+
+def test_a_disturbed_figure_is_marked() -> None:
+    base = rates("izh base", 4, 100, 10, [1.0, 1.05], [2.0, 2.1])
+    mixed = rates("izh 8 mixed", 4, 100, 10, [1.0, 1.0, 1.2], [2.0, 2.0, 2.0])
+    found = figures({"base": (base, []), "mixed": (mixed, [])}, "r16-all", 8, 9)
+    cells, text = clocked.shown(table(found, DOCUMENT))
+    assert [row[0] for row in cells[:2]] == ["izh base", "izh 8 mixed*"]
+    assert "* disturbed: repeats differ by over 10%; measure again" in text
 
 
 def test_the_table_fits_a_pipe() -> None:

@@ -16,8 +16,8 @@ DOCUMENT = {
 
 
 def test_every_engine_is_compared_with_the_first() -> None:
-    ours = rates("izh", 2, 128, 2, first_s=1.0, whole_s=2.0)
-    theirs = rates("transformers", 2, 128, 2, first_s=1.0, whole_s=3.0)
+    ours = rates("izh", 2, 128, 2, [1.0], [2.0])
+    theirs = rates("transformers", 2, 128, 2, [1.0], [3.0])
     first, second = figures([(ours, [[1, 2], [3, 4]]), (theirs, [[1, 2], [3, 5]])])
     assert (first.engine, first.agreement) == ("izh", 1.0)
     assert (second.engine, second.agreement) == ("transformers", 0.75)
@@ -25,8 +25,8 @@ def test_every_engine_is_compared_with_the_first() -> None:
 
 
 def test_the_table_shows_rates_and_ratios() -> None:
-    ours = rates("izh", 8, 128, 64, first_s=1.024, whole_s=2.048)
-    theirs = rates("transformers", 8, 128, 64, first_s=2.048, whole_s=4.096)
+    ours = rates("izh", 8, 128, 64, [1.024], [2.048])
+    theirs = rates("transformers", 8, 128, 64, [2.048], [4.096])
     cells, text = clocked.shown(table(figures([(ours, [[1, 2]]), (theirs, [[1, 3]])]), DOCUMENT))
     assert cells == [
         ["8", "izh", "1000", "", "500", "", ""],

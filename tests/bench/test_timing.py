@@ -67,9 +67,17 @@ def test_a_short_answer_is_noticed() -> None:
         timed(Lazy("lazy", 1, []), [[1]], 5)
 
 
+def test_rates_are_of_the_medians_and_the_spread_of_the_extremes() -> None:
+    one = rates("izh", 2, 50, 10, [1.0, 9.0, 1.25], [2.25, 2.5, 2.0])
+    assert (one.first_s, one.whole_s) == (1.25, 2.25)
+    assert (one.prefill, one.decode) == (80, 20)
+    assert one.spread == pytest.approx(8.0)
+    assert rates("izh", 2, 50, 10, [1.0, 1.0], [2.0, 2.5]).spread == pytest.approx(0.25)
+
+
 def test_times_that_say_nothing_are_refused() -> None:
     with pytest.raises(OptionError, match="no measurable time"):
-        rates("izh", 1, 128, 4, first_s=1.0, whole_s=0.9)
+        rates("izh", 1, 128, 4, [1.0], [0.9])
 
 
 @pytest.mark.parametrize(
