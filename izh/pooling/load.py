@@ -21,9 +21,9 @@ from izh.model.demo_embedder import demo_embedder_directory
 from izh.model.encoders.encoder import Encoder
 from izh.model.encoders.load import load_encoder, read_encoder_config
 from izh.model.encoders.spec import EncoderSpec, native_spec
-from izh.model.projections import activation_of, read_json
+from izh.model.projections import activation_of
 from izh.pooling.encoders import HFClassifier, HFEncoder, NativeEncoder
-from izh.pooling.recipe import Recipe, SentenceFiles, read_sentence_files
+from izh.pooling.recipe import SentenceFiles, read_reranker_files, read_sentence_files
 from izh.pooling.service import PoolingService
 from izh.text.encoding import EncoderTokenizer
 
@@ -90,36 +90,34 @@ def load_reranker(
     Scores pass through the activation that the checkpoint names, else the sigmoid, as in sentence-transformers.
     """
     folder = Path(directory).expanduser()
-    config = read_encoder_config(folder)
-    path = folder / "config.json"
+    files, saved_activation = read_reranker_files(folder)
+    config = read_encoder_config(files.transformer)
+    path = files.transformer / "config.json"
     if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         raise ModelLoadError(f"{path}: architectures={config.architectures} has no sequence classifier to rerank with")
     if config.num_labels != 1:
         raise ModelLoadError(f"{path}: the classifier has {config.num_labels} labels; a reranker has one score")
-    activation = _score_activation(folder, config)
-    tokenizer = EncoderTokenizer.load(folder)
+    tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
     ops = select(torch.device("cpu"), kernels)
     spec = native_spec(config)
-    files = SentenceFiles(recipe=Recipe(modes=("cls",), normalize=False), transformer=folder)
     encoder: NativeEncoder | HFEncoder
-    head: Callable[[Tensor], Tensor] | None
+    head: Callable[[Tensor], Tensor] | None = _as_it_is
     if spec is None:
-        encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", folder, config))
-        head = _as_it_is
+        encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", files.transformer, config))
     else:
-        native, head = load_encoder(folder, spec, ops, num_labels=1)
+        native, head = load_encoder(files.transformer, spec, ops, num_labels=1)
         encoder = _native(native)
-        files = SentenceFiles(recipe=Recipe(modes=(spec.head_pooling,), normalize=False), transformer=folder)
     return PoolingService(
         encoder,
         tokenizer,
         model_name or folder.resolve().name,
+        mode="cls" if spec is None else spec.head_pooling,
+        normalize=False,
         score_head=head,
-        score_activation=activation,
+        score_activation=_score_activation(saved_activation, config, path),
         max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
         max_batch=max_batch,
         pad_id=tokenizer.pad_token_id or 0,
-        recipe=files.recipe,
         prepare=_preparation(ops, num_threads),
         **options,
     )
@@ -129,19 +127,15 @@ def _as_it_is(logits: Tensor) -> Tensor:
     return logits
 
 
-def _score_activation(folder: Path, config: Any) -> Callable[[Tensor], Tensor]:
-    """As sentence-transformers' CrossEncoder chooses it."""
-    own = folder / "config_sentence_transformers.json"
-    saved = read_json(own) if own.is_file() else {}
-    if prompt := (saved.get("prompts") or {}).get(saved.get("default_prompt_name")):
-        raise ModelLoadError(f"{own}: a prompt before every pair ({prompt!r}) is not supported")
+def _score_activation(saved: str | None, config: Any, path: Path) -> Callable[[Tensor], Tensor]:
+    """As CrossEncoder of sentence-transformers chooses it: its own file, the config's two spellings, the sigmoid."""
     named = (
-        saved.get("activation_fn")
+        saved
         or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
         or getattr(config, "sbert_ce_default_activation_function", None)
         or "torch.nn.Sigmoid"
     )
-    return activation_of(named, folder)
+    return activation_of(named, path)
 
 
 def _from_transformers(auto: str, folder: Path, config: Any) -> Any:

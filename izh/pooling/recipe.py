@@ -1,6 +1,6 @@
 """How rows become a vector, and what goes before a text: everything about an embedding model but its encoder.
 
-Owns: Recipe, and its reading from a sentence-transformers directory (`read_sentence_files`).
+Owns: Recipe, and the reading of sentence-transformers' directories (`read_sentence_files`, `read_reranker_files`).
 Must not know: encoders, requests.
 Invariant: every module and field that changes a vector is honoured, or loading fails with a ModelLoadError naming it.
 """
@@ -67,10 +67,17 @@ _TRANSFORMER_FILES = [
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
 _KEPT_APART = {"max_seq_length", "do_lower_case"}
-_NO_CHANGE = {  # fields of the transformer's file that leave a text's vector as it is, at these values
-    "transformer_task": ("feature-extraction",),
-    "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
-    "module_output_name": ("token_embeddings",),
+_NO_CHANGE: dict[str, dict[str, Any]] = {  # fields of the transformer's file that say what is computed anyway
+    "feature-extraction": {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+        "module_output_name": "token_embeddings",
+    },
+    "sequence-classification": {
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+    },
 }
 
 
@@ -98,6 +105,23 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
     return replace(files, recipe=recipe)
 
 
+def read_reranker_files(directory: Path) -> tuple[SentenceFiles, str | None]:
+    """What a cross-encoder's directory asks for, and the dotted name of the activation that its scores pass, if any."""
+    path = directory / "modules.json"
+    if not path.is_file():  # then sentence-transformers reads no other file of its own either
+        return SentenceFiles(recipe=Recipe(), transformer=directory), None
+    modules = read_json(path)
+    if kinds := [kind for module in modules if (kind := _kind(module, path)) != "Transformer"]:
+        raise ModelLoadError(f"{path}: module {kinds[0]} is not supported in a reranker")
+    saved = _maybe_json(directory / "config_sentence_transformers.json")
+    if prompt := (saved.get("prompts") or {}).get(saved.get("default_prompt_name")):
+        raise ModelLoadError(f"{directory}: a prompt before every pair ({prompt!r}) is not supported")
+    folder = directory / modules[0]["path"]
+    max_seq_length, lower_case = _transformer(folder, "sequence-classification")
+    files = SentenceFiles(recipe=Recipe(), transformer=folder, max_seq_length=max_seq_length, lower_case=lower_case)
+    return files, saved.get("activation_fn")
+
+
 def _dimensions(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     listed = config.get("matryoshka_dimensions")
     if listed:
@@ -123,7 +147,7 @@ def _from_modules(directory: Path, modules: list[dict[str, Any]]) -> SentenceFil
         elif kind != "Dropout":
             raise ModelLoadError(f"{path}: module {kind} is not supported")
     normalize = bool(stages) and stages[-1] is _to_length_one
-    max_seq_length, lower_case = _transformer(folders[0])
+    max_seq_length, lower_case = _transformer(folders[0], "feature-extraction")
     return SentenceFiles(
         recipe=Recipe(
             modes=modes,
@@ -160,13 +184,13 @@ def _pooling(path: Path) -> tuple[tuple[PackedMode, ...], bool]:
     return tuple(_MODES[mode] for mode in named), config.get("include_prompt", True)
 
 
-def _transformer(folder: Path) -> tuple[int | None, bool]:
+def _transformer(folder: Path, task: str) -> tuple[int | None, bool]:
     path = next((folder / name for name in _TRANSFORMER_FILES if (folder / name).is_file()), None)
     if path is None:
         return None, False
     config = read_json(path)
     for name, value in config.items():
-        if name not in _KEPT_APART and value and value not in _NO_CHANGE.get(name, ()):
+        if name not in _KEPT_APART and value and value != _NO_CHANGE[task].get(name):
             raise ModelLoadError(f"{path}: {name}={value!r} is not supported")
     return config.get("max_seq_length"), bool(config.get("do_lower_case"))
 
