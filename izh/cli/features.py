@@ -12,11 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from izh.errors import NotFoundError
 from izh.llm import LLM
 from izh.request import SamplingParams
 
 STORY = "Once upon a time, in a small village by the sea, there lived"
 FACT = "The capital of France is"
+ADAPTERS = ("pirate", "json", "label")
+MESSAGES = (  # for each adapter, one that it is made for
+    "How do I make coffee?",
+    "Chiara Moretti from Salzburg turned 34 in March.",
+    "The tent does not fit, how can I send it back to you?",
+)
 
 
 def tour(llm: LLM) -> int:
@@ -30,6 +37,7 @@ def tour(llm: LLM) -> int:
         ("Prefix cache: a prompt that begins like an earlier one", prefix_cache),
         ("Streaming: text as it is made", streaming),
         ("A batch: many prompts at once", batching),
+        ("Adapters: one prompt, several adapters, one batch", adapters),
     )
     for title, stop in stops:
         console.rule(title, align="left")
@@ -123,6 +131,29 @@ def batching(llm: LLM, console: Console) -> None:
         f"{len(prompts)} prompts one after the other: {alone_s:.2f} s; in one batch: {together_s:.2f} s; "
         f"{num_equal} of {len(prompts)} answers identical"
     )
+
+
+def adapters(llm: LLM, console: Console) -> None:
+    """The same messages to the base model and to each of the demo model's adapters, in one call."""
+    if not llm.tokenizer.has_chat_template:
+        console.print("skipped: the adapters shown here answer messages, and this model has no chat template")
+        return
+    prompts = [llm.tokenizer.chat([{"role": "user", "content": message}]) for message in MESSAGES]
+    asked = [(prompt, name) for prompt in prompts for name in (None, *ADAPTERS)]
+    params = SamplingParams(temperature=0, max_tokens=32)
+    try:
+        answers = llm.generate(
+            [prompt for prompt, _ in asked], params, lora=[name for _, name in asked], progress=False
+        )
+    except NotFoundError as error:
+        console.print(f"skipped: {escape(str(error))} (the demo model comes with {', '.join(ADAPTERS)})")
+        return
+    texts = iter(_shown(answer.outputs[0].text) for answer in answers)
+    table = Table("message", "base model", *ADAPTERS, show_lines=True)
+    for message in MESSAGES:
+        table.add_row(escape(message), *(next(texts) for _ in range(1 + len(ADAPTERS))))
+    console.print(table)
+    console.print(f"{len(asked)} requests, {len(ADAPTERS)} adapters and the base model, in one batch")
 
 
 def _piece(llm: LLM, token_id: int) -> str:

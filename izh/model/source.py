@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from izh.errors import ModelLoadError
-from izh.model.demo import demo_directory
+from izh.model.demo import demo_adapters, demo_directory
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
 """What is fetched from a hub repository: configs, tokenizer files, chat templates, safetensors weights."""
@@ -40,7 +40,7 @@ def resolve(model: str, revision: str | None = None) -> ModelSource:
     Raises ModelLoadError saying what to do next when it cannot be had.
     """
     if model == "demo":
-        return ModelSource(path=demo_directory(), name="demo", kind="directory")
+        return ModelSource(path=demo_directory(), name="demo", kind="directory", adapters=demo_adapters())
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
