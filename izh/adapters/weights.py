@@ -94,17 +94,28 @@ class Adapter:
 
     def report(self) -> list[str]:
         """What is adapted and how, for people: one line for the modules that differ in their layer only."""
-        layers: dict[tuple[str, str], list[str]] = {}
+        layers: dict[tuple[str, str], list[int]] = {}
         for path, delta in self.deltas.items():
             scale = f", scale {self.scales[path]:g}" if path in self.scales else ""
             more = "".join(f", {name}" for name in delta.tensors() if name in ("bias", "magnitude", "shift"))
             more += "" if delta.rows is None else f", {len(delta.rows)} rows replaced"
             name, layer = re.sub(r"\.\d+\.", ".*.", path), re.search(r"\.(\d+)\.", path)
-            layers.setdefault((name, f"rank {delta.rank}{scale}{more}"), []).extend(layer.groups() if layer else ())
+            layers.setdefault((name, f"rank {delta.rank}{scale}{more}"), []).extend([int(layer[1])] if layer else [])
         return [
-            f"{name}: {what}" + (f" ({len(where)} layers: {', '.join(where)})" if where else "")
+            f"{name}: {what}" + (f" (layers {_ranges(sorted(where))})" if where else "")
             for (name, what), where in layers.items()
         ]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5"; ascending."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def combine(uses: list[tuple[Adapter, float]]) -> Adapter:

@@ -68,11 +68,11 @@ def test_the_report_names_every_module_once_with_rank_and_scale():
         {"layers.0.mlp.up_proj": 0.5, "layers.1.mlp.up_proj": 0.5, "layers.2.mlp.up_proj": 0.5, "lm_head": 4.0},
     )
     assert adapter.report() == [
-        "layers.*.mlp.up_proj: rank 2, scale 0.5 (2 layers: 0, 1)",
-        "layers.*.mlp.up_proj: rank 3, scale 0.5 (1 layers: 2)",
+        "layers.*.mlp.up_proj: rank 2, scale 0.5 (layers 0-1)",
+        "layers.*.mlp.up_proj: rank 3, scale 0.5 (layers 2)",
         "lm_head: rank 1, scale 4, magnitude",
         "embed_tokens: rank 1, shift, 2 rows replaced",
-        "layers.*.o_proj: rank 0, bias (1 layers: 0)",
+        "layers.*.o_proj: rank 0, bias (layers 0)",
     ]
 
 
