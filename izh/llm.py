@@ -6,7 +6,7 @@ Owns: LLM. Must not know: HTTP, processes.
 import time
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,19 +14,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from izh.config import EngineOptions
-from izh.engine.build import build
+from izh.engine.build import build, pack_features
 from izh.engine.control import Control
 from izh.engine.messages import LoadAdapter, UnloadAdapter
 from izh.errors import IzhError, error_of
 from izh.model.source import resolve
 from izh.outputs import RequestOutput
-from izh.request import SamplingParams, choices_of
+from izh.request import PackedFeatures, SamplingParams, choices_of
 from izh.text.output import OutputProcessor
 from izh.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
-_Asked = tuple[Prompt, list[int], SamplingParams, str | None]  # a prompt, its token ids, how, and which adapter
+Features = Mapping[str, Any]
+# A prompt, its token ids, how, which adapter, and what else goes along with the prompt.
+_Asked = tuple[Prompt, list[int], SamplingParams, str | None, PackedFeatures | None]
 
 
 class LLM:
@@ -58,10 +60,12 @@ class LLM:
         params: SamplingParams | list[SamplingParams] | None = None,
         *,
         lora: str | Sequence[str | None] | None = None,
+        features: Features | Sequence[Features | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt (text or token ids), in order. `params` and `lora` (an adapter's name, None for the base
-        model) are one for all, or one each.
+        model) are one for all, or one each. `features` are those of a prompt with images (`VisionPrompt.features`),
+        whose token ids are then the prompt; one for each prompt.
 
         Raises RequestError for the first prompt that cannot be answered; nothing is left running then.
         """
@@ -74,8 +78,13 @@ class LLM:
         adapters = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
         if len(adapters) != len(texts):
             raise ValueError(f"{len(texts)} prompts but {len(adapters)} lora: give one, or one for each")
-        token_ids = [self._encode(text) for text in texts]  # all of them before any runs: one may be refused
-        asked = {_new_id(): each for each in zip(texts, token_ids, all_params, adapters, strict=True)}
+        all_features = [features] if isinstance(features, Mapping) else list(features or [None] * len(texts))
+        if len(all_features) != len(texts):
+            raise ValueError(f"{len(texts)} prompts but {len(all_features)} features: give one for each")
+        # All of them before any runs: one may be refused.
+        token_ids = [self._encode(text) for text in texts]
+        packed = [None if each is None else pack_features(each) for each in all_features]
+        asked = {_new_id(): each for each in zip(texts, token_ids, all_params, adapters, packed, strict=True)}
         bar = Progress(
             TextColumn("Generating"),
             BarColumn(),
@@ -115,7 +124,7 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request. Several
         streams may be read in turns."""
-        yield from self._run({_new_id(): (prompt, self._encode(prompt), params or SamplingParams(), None)})
+        yield from self._run({_new_id(): (prompt, self._encode(prompt), params or SamplingParams(), None, None)})
 
     def load_lora(self, name: str, directory: str | Path, *, replace: bool = False) -> None:
         """Let prompts name the adapter of this directory from now on. Raises AdapterError, with nothing changed."""
@@ -140,11 +149,18 @@ class LLM:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _add(
-        self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams, lora: str | None
+        self,
+        request_id: str,
+        prompt: Prompt,
+        token_ids: list[int],
+        params: SamplingParams,
+        lora: str | None,
+        features: PackedFeatures | None,
     ) -> None:
         self._processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
         adapters = () if lora is None else ((lora, 1.0),)
-        for request in choices_of(request_id, token_ids, params, time.monotonic(), adapters=adapters):
+        arrival_s = time.monotonic()
+        for request in choices_of(request_id, token_ids, params, arrival_s, adapters=adapters, features=features):
             self._core.add(request)
 
     def _run(self, asked: dict[str, _Asked]) -> Iterator[RequestOutput]:

@@ -109,12 +109,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.prompt_logprobs is not None
 
 
+class PackedFeatures(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
+    """The images of a prompt on their way to the engine; `izh.multimodal.travel` packs them and checks them there.
+
+    Numbers are little-endian and in C order: `rows` float32 [R, width] with the projected rows, `places` int64 [R]
+    with the prompt positions that they belong to, `positions` int64 [3, T] with the rotary coordinates. `sections` is
+    None for a model with one position axis.
+    """
+
+    width: int
+    rows: bytes
+    places: bytes
+    positions: bytes
+    delta: int
+    sections: tuple[int, int, int] | None
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One choice of one user request, as the engine gets it.
 
     A user request with n choices becomes n Requests with ids "ID/0" .. "ID/n-1" and the same prompt; `choice` tells
     them apart in the random stream. `adapters` are names and scales of LoRA adapters, summed; none is the base model.
-    `arrival_s` is on the system's monotonic clock. Lower `priority` runs first.
+    `arrival_s` is on the system's monotonic clock. Lower `priority` runs first. Choices share one `features` object.
     """
 
     id: str
@@ -125,6 +141,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     adapters: tuple[tuple[str, float], ...] = ()
     cache_salt: str | None = None
+    features: PackedFeatures | None = None
 
 
 def choices_of(
@@ -136,6 +153,7 @@ def choices_of(
     priority: int = 0,
     cache_salt: str | None = None,
     adapters: tuple[tuple[str, float], ...] = (),
+    features: PackedFeatures | None = None,
 ) -> list[Request]:
     """The Requests of one user request: one for each of its `params.n` choices."""
     return [
@@ -148,6 +166,7 @@ def choices_of(
             priority=priority,
             cache_salt=cache_salt,
             adapters=adapters,
+            features=features,
         )
         for choice in range(params.n)
     ]

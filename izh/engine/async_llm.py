@@ -36,7 +36,7 @@ from izh.engine.metrics import Metrics
 from izh.errors import AdapterError, EngineDeadError, IzhError, OptionError, RequestError, error_of
 from izh.model.source import ModelSource, resolve
 from izh.outputs import RequestOutput
-from izh.request import FinishReason, SamplingParams, choices_of
+from izh.request import FinishReason, PackedFeatures, SamplingParams, choices_of
 from izh.text.output import OutputProcessor
 from izh.text.tokenizer import Tokenizer
 
@@ -138,8 +138,10 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         adapters: tuple[tuple[str, float], ...] = (),
+        features: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield what is new, step by step (RequestOutput.add sums it up). `adapters` are names and scales, summed.
+        `features` are those of a prompt with images (`VisionPrompt.features`), whose token ids are then the prompt.
 
         Raises, before the first item, RequestError (ContextLengthError, ...) for a request that cannot be; at any time
         EngineDeadError when the engine process dies and IzhError when the request's step fails. Closing the generator,
@@ -147,6 +149,7 @@ class AsyncLLM:
         """
         arrival_s = time.monotonic()
         token_ids = prompt if isinstance(prompt, list) else await self._encode(prompt)
+        packed = None if features is None else await asyncio.to_thread(_pack, features)
         core = self._core
         if core is None or self.state != "ready":
             raise EngineDeadError(f"the engine is not ready (state: {self.state}); try again shortly")
@@ -166,7 +169,7 @@ class AsyncLLM:
                 cache_salt=cache_salt,
                 adapters=adapters,
             )
-            await core.send(Add(requests=requests))
+            await core.send(Add(requests=requests, features=packed))
             while True:
                 item = await stream.queue.get()
                 if isinstance(item, IzhError):
@@ -345,6 +348,12 @@ class AsyncLLM:
 
 def _paths(directories: Mapping[str, str]) -> dict[str, Path]:
     return {name: Path(directory) for name, directory in directories.items()}
+
+
+def _pack(features: Mapping[str, Any]) -> PackedFeatures:
+    from izh.engine.build import pack_features  # loads torch, as whoever made the features has
+
+    return pack_features(features)
 
 
 _detached: set[asyncio.Task[None]] = set()

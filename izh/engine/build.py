@@ -5,8 +5,9 @@ Must not know: how anything in it works.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -27,6 +28,10 @@ from izh.kernels.select import prepare, select
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import ModelSource
+from izh.multimodal.gate import ImageGate
+from izh.multimodal.stage import ImageStage
+from izh.multimodal.travel import Arrivals, pack
+from izh.request import PackedFeatures
 from izh.runner.runner import Runner, allocate_pages
 from izh.sampling.gate import SamplingGate
 from izh.sampling.head import SamplingHead
@@ -89,11 +94,13 @@ class Adapters:
 def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Adapters | None = None) -> EngineCore:
     """An engine around a loaded model, with KV pages of its own. `fingerprint` is the weights' identity."""
     spec, limits, device = model.spec, settings.limits, settings.device
-    gates: list[Gate] = [SamplingGate(spec.vocab_size)]
+    arrivals = Arrivals(spec.hidden_size, spec.ropes[0].rotary_dim, settings.dtype)
+    images = ImageGate(arrivals.features_of, spec.ropes, model.rotary[0].mrope)
+    gates: list[Gate] = [SamplingGate(spec.vocab_size), images]
     heads: list[Head] = [
         SamplingHead(model.logits, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len)
     ]
-    stages: list[Stage] = []
+    stages: list[Stage] = [ImageStage(images, model.rotary)]
     if adapters is None:
         gates.append(AdapterGate(SlotTable(1), find_no_adapter))
     else:
@@ -104,6 +111,11 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
     pages = allocate_pages(model, settings.num_blocks, limits.block_size, settings.dtype, device)
     runner = Runner(model, pages, limits.block_size, device, stages=stages, heads=heads)
     return EngineCore(scheduler, runner, gates, heads, settings.max_model_len, spec.vocab_size)
+
+
+def pack_features(features: Mapping[str, Any]) -> PackedFeatures:
+    """What goes along with a prompt (`VisionPrompt.features`), as it travels to an engine. Raises RequestError."""
+    return pack(features)
 
 
 def _bank_backend(kernels: str | None) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from izh.config import EngineOptions
 from izh.model.source import SourceKind
-from izh.request import EngineStats, Output, Request
+from izh.request import EngineStats, Output, PackedFeatures, Request
 
 
 class Start(msgspec.Struct, tag=True):
@@ -22,9 +22,17 @@ class Start(msgspec.Struct, tag=True):
 
 
 class Add(msgspec.Struct, tag=True):
-    """To the engine: admit these requests."""
+    """To the engine: admit these requests. Features that they share travel once, here, and not in each of them."""
 
     requests: list[Request]
+    features: PackedFeatures | None = None
+
+    @property
+    def whole(self) -> list[Request]:
+        """The requests, each with the shared features."""
+        if self.features is None:
+            return self.requests
+        return [msgspec.structs.replace(request, features=self.features) for request in self.requests]
 
 
 class Abort(msgspec.Struct, tag=True):

@@ -92,8 +92,8 @@ def serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
 
 def _receive(core: EngineCore, control: Control, frame: bytes) -> None:
     match decode_to_engine(frame):
-        case Add(requests):
-            for request in requests:
+        case Add() as arrivals:
+            for request in arrivals.whole:
                 core.add(request)
         case Abort(request_ids):
             for request_id in request_ids:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from izh.cache.keys import digest
 from izh.errors import RequestError
+from izh.request import PackedFeatures
 
 FIELDS = ("image_rows", "positions", "delta", "sections")
 
@@ -34,7 +35,7 @@ class ImageSpan:
     digest: bytes
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Features:
     """The images of a prompt of T tokens. Arrays are read-only."""
 
@@ -62,7 +63,7 @@ class Features:
 
 
 def validate_features(
-    features: Mapping[str, Any],
+    features: Mapping[str, Any] | PackedFeatures,
     *,
     num_tokens: int,
     hidden_size: int,
@@ -71,23 +72,30 @@ def validate_features(
 ) -> Features:
     """Check what travelled with a prompt of `num_tokens` tokens and take a copy of it.
 
-    `features` is what `VisionPrompt.features` gives. Tensors may also be numpy arrays. Row values must be finite in
-    `dtype`, that of the decoder.
+    `features` is what `VisionPrompt.features` gives, or the same packed. Tensors may also be numpy arrays. Row values
+    must be finite in `dtype`, that of the decoder.
     Raises: RequestError (a ValueError) whose `param` is the field at fault, "features.positions" for instance.
     """
-    if not isinstance(features, Mapping) or set(features) != set(FIELDS):
-        got = sorted(map(str, features)) if isinstance(features, Mapping) else type(features).__name__
-        _refuse("", f"must have exactly the fields {', '.join(FIELDS)}, got {got}")
-    sections = _sections(features["sections"], rotary_dim)
-    places, rows = _rows(features["image_rows"], num_tokens, hidden_size, dtype)
-    positions = _positions(features["positions"], num_tokens)
+    fields = _unpacked(features) if isinstance(features, PackedFeatures) else features
+    check_fields(fields)
+    sections = _sections(fields["sections"], rotary_dim)
+    places, rows = _rows(fields["image_rows"], num_tokens, hidden_size)
+    _check_finite(places, rows, dtype)
+    positions = _positions(fields["positions"], num_tokens)
     starts, stops = _check_positions(positions, places)
-    delta = features["delta"]
+    delta = fields["delta"]
     expected = int(positions.max()) + 1 - num_tokens
     if not _is_int(delta) or delta != expected:
         _refuse("delta", f"must be {expected}, the next text position minus the prompt's length, got {delta!r}")
     spans = tuple(_span(*bounds, places, rows, positions, sections) for bounds in zip(starts, stops, strict=True))
     return Features(spans, places, rows, positions, expected, sections)
+
+
+def check_fields(features: Any) -> None:
+    """Raises RequestError unless `features` is a mapping with the right names."""
+    if not isinstance(features, Mapping) or set(features) != set(FIELDS):
+        got = sorted(map(str, features)) if isinstance(features, Mapping) else type(features).__name__
+        _refuse("", f"must have exactly the fields {', '.join(FIELDS)}, got {got}")
 
 
 def _refuse(name: str, problem: str) -> NoReturn:
@@ -107,15 +115,43 @@ def _sections(value: Any, rotary_dim: int) -> tuple[int, int, int]:
     return value[0], value[1], value[2]
 
 
-def _rows(
-    value: Any, num_tokens: int, hidden_size: int, dtype: torch.dtype
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _unpacked(packed: PackedFeatures) -> dict[str, Any]:
+    """The fields as arrays over the bytes, which nobody can write; `image_rows` is the pair of places and rows."""
+    places = _array("image_rows", packed.places, np.int64, (-1,))
+    rows = _array("image_rows", packed.rows, np.float32, (len(places), packed.width))
+    positions = _array("positions", packed.positions, np.int64, (3, -1))
+    return {
+        "image_rows": (places, rows),
+        "positions": positions,
+        "delta": packed.delta,
+        "sections": packed.sections,
+    }
+
+
+def _array(name: str, raw: bytes, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    try:
+        return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    except ValueError as error:
+        _refuse(name, f"must be {np.dtype(dtype)} {list(shape)}: {error}")
+
+
+def _rows(value: Any, num_tokens: int, hidden_size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Places [R] ascending and rows [R, D] float32."""
+    if isinstance(value, tuple):
+        places, rows = value
+        if len(places) and (places[0] < 0 or places[-1] >= num_tokens or (np.diff(places) <= 0).any()):
+            _refuse("image_rows", f"must be at ascending positions within 0..{num_tokens - 1}")
+        if len(places) and rows.shape[1] != hidden_size:
+            _refuse("image_rows", f"must have the model's width {hidden_size}, got {rows.shape[1]}")
+        return places, rows.reshape(-1, hidden_size)
+    return _copied_rows(value, num_tokens, hidden_size)
+
+
+def _copied_rows(value: Any, num_tokens: int, hidden_size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     if not isinstance(value, Mapping) or not all(_is_int(place) and 0 <= place < num_tokens for place in value):
         _refuse("image_rows", f"must map positions 0..{num_tokens - 1} to rows")
     places = sorted(value)
     rows = np.empty((len(places), hidden_size), np.float32)
-    limit = torch.finfo(dtype).max
     for index, place in enumerate(places):
         row = value[place]
         if isinstance(row, np.ndarray):
@@ -124,6 +160,11 @@ def _rows(
             got = f"{row.dtype} {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
             _refuse("image_rows", f"at position {place} must be {hidden_size} floating point numbers, got {got}")
         rows[index] = row.detach().float().cpu().numpy()
+    return _frozen(np.array(places, np.int64)), _frozen(rows)
+
+
+def _check_finite(places: NDArray[np.int64], rows: NDArray[np.float32], dtype: torch.dtype) -> None:
+    limit = torch.finfo(dtype).max
     # Not `>`: that is false for a NaN.
     wrong = ~(np.abs(rows) <= limit)
     if wrong.any():
@@ -133,7 +174,6 @@ def _rows(
             f"at position {places[row_index]} has {rows[row_index, column]} in column {column}; every value must be "
             f"finite and at most {limit:g} ({dtype})",
         )
-    return _frozen(np.array(places, np.int64)), _frozen(rows)
 
 
 def _positions(value: Any, num_tokens: int) -> NDArray[np.int64]:
