@@ -2,7 +2,8 @@
 
 Owns: `freeze_linear`, on oneDNN, which torch brings.
 Must not know: models. The frozen copy is the only one: whoever freezes a weight lets go of it.
-Invariant: a row's numbers do not depend on how many rows there are.
+Invariant: a row's numbers do not depend on how many rows there are, to the last bit from AVX2 on; on a machine without
+it, where oneDNN has another product, to 1e-6.
 
 Microseconds, frozen with GELU inside / F.linear then F.gelu, 1536 x 384, median of 15 on 2 cores of a Zen 5, where
 torch's own product (MKL) leaves AVX-512 unused; then both held to AVX2:

@@ -5,6 +5,11 @@ Must not know: files, tokenizers, pooling, who asks.
 Invariant: a row of the output depends on the rows of its own sequence only, bit for bit where the ops promise so.
 
 T = rows, S = sequences, D = hidden size, H = heads.
+
+all-MiniLM-L6-v2, tokenizing and pooling included, tokens/s here / in sentence-transformers 6.2 (batches of 32), medians
+of 5 in turn on 2 cores of a Zen 5, then with oneDNN and torch held to AVX2:
+256 sentences of 6 to 16 words     17520 / 6298    9452 / 6307
+256 texts of 5 to 200 words        14923 / 5331    8925 / 5516
 """
 
 import torch
