@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from izh.errors import ModelLoadError, RequestError
 from izh.text.detokenizer import detokenizer
+from izh.text.guard import Guard
 from izh.text.messages import template_messages
 from izh.text.pieces import Pieces
 
@@ -29,6 +30,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.pieces = Pieces(self._backend)
+        self._guard = Guard(self._backend)
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.eos_token_id: int | None = hf.eos_token_id
         # What template variables may not be called: they would change how the template is applied.
@@ -102,11 +104,13 @@ class Tokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        image_id: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation, written by the checkpoint's own chat template.
 
         `template_kwargs` are further variables of the template (such as enable_thinking). The template writes the
-        special tokens itself, so none are added to its text.
+        special tokens itself, so none are added to its text; those that messages spell stay text. Each part of type
+        image or image_url becomes one `image_id`, in order; without one, such parts are refused.
 
         Raises: RequestError when there is no template, when the template refuses the messages (roles out of order, a
         missing field), or when an argument is impossible.
@@ -123,18 +127,34 @@ class Tokenizer:
             )
         if taken := sorted(self._reserved.intersection(template_kwargs or ())):
             raise RequestError(f"chat_template_kwargs may not set {', '.join(taken)}", "chat_template_kwargs")
-        conversation = template_messages(messages)
+        hidden: list[str] = []
+        conversation = self._guard.hide(
+            template_messages(messages, None if image_id is None else self._guard.place), hidden
+        )
         try:
             text = self._hf.apply_chat_template(
                 conversation,
-                tools=[dict(tool) for tool in tools] if tools else None,
+                tools=self._guard.hide(list(tools), hidden) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tokenize=False,
-                **(template_kwargs or {}),
+                **self._guard.hide(dict(template_kwargs or {}), hidden),
             )
         except (
             Exception
         ) as error:  # the template is a program of the checkpoint: what it raises is about these messages
             raise RequestError(f"the model's chat template refused the messages: {error}", "messages") from error
-        return self.encode(text, add_special_tokens=False)
+        num_images = text.count(self._guard.place)
+        if num_images != (expected := sum(_num_places(self._guard.place, message) for message in conversation)):
+            raise RequestError(
+                f"the model's chat template wrote {num_images} of {expected} images of the messages", "messages"
+            )
+        try:
+            return self._guard.encode(text, hidden, image_id)
+        except TypeError as error:
+            raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from error
+
+
+def _num_places(place: str, message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    return content.count(place) if isinstance(content, str) else 0
