@@ -13,10 +13,16 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Overrides:
-    """Embedding rows that replace the lookup: row `rows[i]` of the step gets `values[i]`."""
+    """Embedding rows that replace the lookup: row `rows[i]` of the step gets `values[i]`, its first D numbers.
+
+    A model with K deepstack layers (Qwen3-VL) takes K further rows of an image: the next D numbers are added to the
+    hidden state after layer 0, the following D after layer 1, and so on. They lie in the same tensor because they are
+    one thing: made by one run of the image encoder, needed by the same rows of the same step, part of the same
+    identity. So nothing between the encoder and the decoder has to know that a row has parts.
+    """
 
     rows: Tensor  # [R] int64, positions in the flat token axis
-    values: Tensor  # [R, D]
+    values: Tensor  # [R, (1 + K) * D]
 
 
 @dataclass(slots=True)

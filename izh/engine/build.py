@@ -94,7 +94,7 @@ class Adapters:
 def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Adapters | None = None) -> EngineCore:
     """An engine around a loaded model, with KV pages of its own. `fingerprint` is the weights' identity."""
     spec, limits, device = model.spec, settings.limits, settings.device
-    arrivals = Arrivals(spec.hidden_size, spec.ropes[0].rotary_dim, settings.dtype)
+    arrivals = Arrivals(spec.image_row_width, spec.ropes[0].rotary_dim, settings.dtype)
     images = ImageGate(arrivals.features_of, spec.ropes, model.rotary[0].mrope)
     gates: list[Gate] = [SamplingGate(spec.vocab_size), images]
     heads: list[Head] = [

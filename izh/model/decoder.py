@@ -70,8 +70,12 @@ class Decoder(nn.Module):
         positions = batch.positions[0] if batch.positions.shape[0] == 1 else batch.positions
         cos_sin = [rotary.cos_sin(positions, batch.rope_lens) for rotary in self.rotary]
         x: Tensor | None = None
-        for layer, layer_pages in zip(self.layers, pages, strict=True):
+        deeper = self._deepstack(batch)
+        for index, (layer, layer_pages) in enumerate(zip(self.layers, pages, strict=True)):
             x, residual = layer(x, residual, batch, cos_sin, layer_pages)
+            if index < len(deeper):
+                assert batch.overrides is not None
+                residual = residual.index_add(0, batch.overrides.rows, deeper[index])
         assert x is not None
         return self.norm.add(x, residual)[0]
 
@@ -81,8 +85,16 @@ class Decoder(nn.Module):
         if self.embed_scale != 1.0:
             rows = rows * self.embed_scale
         if batch.overrides is not None:
-            rows = rows.index_copy(0, batch.overrides.rows, batch.overrides.values.to(rows.dtype))
+            values = batch.overrides.values[:, : self.spec.hidden_size]
+            rows = rows.index_copy(0, batch.overrides.rows, values.to(rows.dtype))
         return rows
+
+    def _deepstack(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the first layers' outputs get added at the batch's overridden rows, [R, hidden_size] each."""
+        if batch.overrides is None:
+            return ()
+        values = batch.overrides.values.to(self.norm.weight.dtype)
+        return values.split(self.spec.hidden_size, dim=1)[1:]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] -> [N, vocab_size] float32."""

@@ -96,6 +96,8 @@ class Rotary:
             self.long_inv_freq = _inv_freq(spec, exponents, long=True)[0].to(device)
         self.mrope: Mrope | None = None
         self._axes: Tensor | None = None  # [R/2] int64: the position axis of each frequency pair
+        if spec.mrope_sections is not None:
+            self.set_mrope(Mrope(spec.mrope_sections, spec.mrope_interleaved))
 
     def set_mrope(self, mrope: Mrope) -> None:
         """From here on rows may have three coordinates. Raises ValueError when the sections do not fit."""

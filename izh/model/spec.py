@@ -16,7 +16,7 @@ class RopeSpec:
     """One rotary recipe: the kind of scaling and its parameters, under the names transformers gives them.
 
     `rotary_dim` is the rotated width R <= head_dim. `max_position_embeddings` is the model's own. Parameters a type
-    does not use are None.
+    does not use are None. `mrope_sections` are those of a model with three position axes (M-RoPE, izh/model/rope.py).
     """
 
     type: str
@@ -35,6 +35,8 @@ class RopeSpec:
     high_freq_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
+    mrope_sections: tuple[int, int, int] | None = None
+    mrope_interleaved: bool = False
 
     def length_key(self, num_prompt: int) -> bytes:
         """What tells the KV of a prompt this long from the KV of a shorter one with the same tokens; b"" if nothing.
@@ -86,10 +88,16 @@ class ModelSpec:
     norm_offset: float = 0.0  # added to every norm weight at load (checkpoints that store w - 1)
     embed_scale: float = 1.0  # token embeddings are multiplied by this; overrides are not
     logits_softcap: float | None = None  # c: logits become c * tanh(logits / c)
+    num_deepstack: int = 0  # first layers after each of which an image's rows get further rows of their own added
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def image_row_width(self) -> int:
+        """Numbers that one row of an image has: its embedding, then what is added after each deepstack layer."""
+        return self.hidden_size * (1 + self.num_deepstack)
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:

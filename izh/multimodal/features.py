@@ -7,6 +7,9 @@ Invariants: arrays are the engine's own and read-only; names are digests of valu
 Every position is a function of what came before it, and is checked to be: a text token, and an image's first row, have
 three equal coordinates, one more than the largest so far; an image of n rows stays within the n positions from there.
 So rotary positions never exceed physical ones (delta <= 0), and the length check bounds both.
+
+A model with one position axis has no sections. There every position is the token's place, and rows side by side are one
+span.
 """
 
 from collections.abc import Mapping
@@ -44,7 +47,7 @@ class Features:
     rows: NDArray[np.float32]  # [R, D]
     positions: NDArray[np.int64]  # [3, T]: time, height, width
     delta: int
-    sections: tuple[int, int, int]
+    sections: tuple[int, int, int] | None  # None: one position axis
 
     @property
     def num_tokens(self) -> int:
@@ -73,7 +76,7 @@ def validate_features(
     """Check what travelled with a prompt of `num_tokens` tokens and take a copy of it.
 
     `features` is what `VisionPrompt.features` gives, or the same packed. Tensors may also be numpy arrays. Row values
-    must be finite in `dtype`, that of the decoder.
+    must be finite in `dtype`, that of the decoder. `hidden_size` is a row's width (`ModelSpec.image_row_width`).
     Raises: RequestError (a ValueError) whose `param` is the field at fault, "features.positions" for instance.
     """
     fields = _unpacked(features) if isinstance(features, PackedFeatures) else features
@@ -82,7 +85,7 @@ def validate_features(
     places, rows = _rows(fields["image_rows"], num_tokens, hidden_size)
     _check_finite(places, rows, dtype)
     positions = _positions(fields["positions"], num_tokens)
-    starts, stops = _check_positions(positions, places)
+    starts, stops = _check_places(positions, places) if sections is None else _check_positions(positions, places)
     delta = fields["delta"]
     expected = int(positions.max()) + 1 - num_tokens
     if not _is_int(delta) or delta != expected:
@@ -107,7 +110,9 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _sections(value: Any, rotary_dim: int) -> tuple[int, int, int]:
+def _sections(value: Any, rotary_dim: int) -> tuple[int, int, int] | None:
+    if value is None:
+        return None
     if not isinstance(value, list | tuple) or len(value) != 3 or not all(_is_int(v) and v >= 0 for v in value):
         _refuse("sections", f"must be three counts of frequency pairs, got {value!r}")
     if 2 * sum(value) != rotary_dim:
@@ -184,6 +189,17 @@ def _positions(value: Any, num_tokens: int) -> NDArray[np.int64]:
     return _frozen(array.astype(np.int64, copy=True))
 
 
+def _check_places(positions: NDArray[np.int64], places: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Refuse positions other than the tokens' places. Returns where each run of rows starts and stops."""
+    wrong = np.flatnonzero((positions != np.arange(positions.shape[1])).any(axis=0))
+    if len(wrong):
+        got = positions[:, wrong[0]].tolist()
+        _refuse("positions", f"at {wrong[0]} must be {wrong[0]} on every axis without sections, got {got}")
+    starts = places[np.diff(places, prepend=-2) > 1]
+    stops = places[np.diff(places, append=positions.shape[1] + 1) > 1] + 1
+    return starts.tolist(), stops.tolist()
+
+
 def _check_positions(positions: NDArray[np.int64], places: NDArray[np.int64]) -> tuple[list[int], list[int]]:
     """Refuse positions that no sequence of texts and images has. Returns where each image starts and stops."""
     num_tokens = positions.shape[1]
@@ -218,11 +234,11 @@ def _span(
     places: NDArray[np.int64],
     rows: NDArray[np.float32],
     positions: NDArray[np.int64],
-    sections: tuple[int, int, int],
+    sections: tuple[int, int, int] | None,
 ) -> ImageSpan:
     first, last = np.searchsorted(places, (start, stop))
     inside = positions[:, start:stop] - positions[0, start]
-    name = digest("image rows", rows.shape[1], rows[first:last].tobytes(), inside.tobytes(), *sections)
+    name = digest("image rows", rows.shape[1], rows[first:last].tobytes(), inside.tobytes(), *(sections or ()))
     return ImageSpan(start, stop, name)
 
 

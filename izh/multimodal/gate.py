@@ -102,12 +102,14 @@ class ImageGate:
         """Live sequences with images."""
         return len(self._features)
 
-    def _settle(self, sections: tuple[int, int, int]) -> None:
+    def _settle(self, sections: tuple[int, int, int] | None) -> None:
         if self.mrope is not None:
             if sections != self.mrope.sections:
                 raise RequestError(
                     f"features.sections are {sections}; this model's are {self.mrope.sections}", "features.sections"
                 )
+            return
+        if sections is None:
             return
         mrope = Mrope(sections)
         for rope in self._ropes:

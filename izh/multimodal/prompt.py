@@ -28,14 +28,15 @@ class VisionPrompt:
 
     `image_rows` maps a position in the prompt to the row [D] (on the CPU) that replaces its token's embedding.
     `positions` [3, T] int64 are rotary coordinates (time, height, width), `delta` what positions after the prompt add
-    to their place, `sections` how many frequency pairs turn with each axis.
+    to their place, `sections` how many frequency pairs turn with each axis; None for a model with one axis, in which
+    all three coordinates are the place itself.
     """
 
     token_ids: list[int]
     image_rows: dict[int, Tensor]
     positions: Tensor
     delta: int
-    sections: tuple[int, int, int]
+    sections: tuple[int, int, int] | None
 
     def features(self) -> dict[str, Any]:
         """What travels with the request besides its tokens; `validate_features` reads it at the other end."""

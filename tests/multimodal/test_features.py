@@ -85,7 +85,7 @@ def test_other_fields_are_refused(made):
         validate_features([1], num_tokens=1, hidden_size=HIDDEN, rotary_dim=HEAD_DIM)
 
 
-@pytest.mark.parametrize("wrong", [(2, 3), (2, 3, 4), (2.0, 3, 3), (9, -1, 0), "233", None, (True, 4, 3)])
+@pytest.mark.parametrize("wrong", [(2, 3), (2, 3, 4), (2.0, 3, 3), (9, -1, 0), "233", 8, (True, 4, 3)])
 def test_sections_are_three_counts_that_fill_the_head(made, wrong):
     refused("sections", made, sections=wrong)
 
@@ -202,3 +202,45 @@ def test_an_images_digest_is_its_values_and_shape_wherever_it_lies():
         digest_of(image.flip(0), (1, 2, 3)),
     ]
     assert len({base, *others}) == 6
+
+
+def plain(num_tokens, *runs):
+    """Features of a prompt for a model with one position axis, its rows in these runs."""
+    places = [place for start, stop in runs for place in range(start, stop)]
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(len(places), HIDDEN, generator=generator)
+    return {
+        "image_rows": dict(zip(places, rows, strict=True)),
+        "positions": torch.arange(num_tokens).expand(3, -1),
+        "delta": 0,
+        "sections": None,
+    }
+
+
+def validated(fields, num_tokens):
+    return validate_features(fields, num_tokens=num_tokens, hidden_size=HIDDEN, rotary_dim=HEAD_DIM)
+
+
+def test_without_sections_rows_side_by_side_are_one_span():
+    found = validated(plain(12, (0, 3), (5, 6), (8, 12)), 12)
+    assert [(span.start, span.stop) for span in found.spans] == [(0, 3), (5, 6), (8, 12)]
+    assert found.sections is None
+    assert found.positions_of(10, 14).tolist() == [[10, 11, 12, 13]] * 3
+
+
+def test_without_sections_a_span_is_named_by_its_rows():
+    fields, other = plain(12, (2, 6), (8, 9)), plain(12, (2, 6), (8, 9))
+    other["image_rows"][5] = other["image_rows"][5] * 2
+    first, second = validated(fields, 12).spans, validated(other, 12).spans
+    assert first[0].digest != second[0].digest
+    assert first[1].digest == second[1].digest
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 1), (4, 3), (11, 12)])
+def test_without_sections_every_position_is_the_place(place, value):
+    fields = plain(12, (2, 6))
+    fields["positions"] = fields["positions"].clone()
+    fields["positions"][1, place] = value
+    with pytest.raises(RequestError, match=f"at {place} must be {place} on every axis") as caught:
+        validated(fields, 12)
+    assert caught.value.param == "features.positions"

@@ -187,6 +187,20 @@ def test_the_first_request_settles_the_sections_and_others_are_refused():
     gate.open(sequence(prompt(1, (1, 2, 2)), name="a"))
 
 
+def test_without_sections_nothing_is_settled_and_a_model_that_has_some_refuses():
+    made = prompt(3, (1, 1, 2))
+    positions = torch.arange(len(made.token_ids)).expand(3, -1)
+    plain = features(made, sections=None, positions=positions, delta=0)
+    scaled = RopeSpec(type="linear", theta=100.0, rotary_dim=HEAD_DIM, max_position_embeddings=64, factor=2.0)
+    gate = ImageGate(lambda each: plain, (scaled,))
+    gate.open(sequence(made))
+    assert gate.mrope is None
+    assert gate.features(sequence(made)) is plain
+    with pytest.raises(RequestError, match="sections are None") as caught:
+        ImageGate(lambda each: plain, (ROPE,), Mrope(SECTIONS)).open(sequence(made))
+    assert caught.value.param == "features.sections"
+
+
 def test_a_models_own_sections_are_kept():
     made = prompt(1, (1, 2, 2))
     own = Mrope(SECTIONS, interleaved=True)

@@ -6,6 +6,7 @@ A family is one small file: a mapping from its config to a ModelSpec and a table
 from izh.errors import ModelLoadError
 from izh.model.families.family import Family
 from izh.model.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from izh.model.families.image_text import IMAGE_TEXT
 from izh.model.families.llama import LLAMA
 from izh.model.families.mistral import MISTRAL
 from izh.model.families.phi3 import PHI3
@@ -14,7 +15,8 @@ from izh.model.families.qwen3 import QWEN3
 from izh.model.families.smollm3 import SMOLLM3
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA3_TEXT, GEMMA3)
+    family.model_type: family
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA3_TEXT, GEMMA3, *IMAGE_TEXT)
 }
 
 

@@ -8,10 +8,10 @@ Invariant: a config that is accepted is computed in full; nothing in it is skipp
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from izh.errors import ModelLoadError
-from izh.model.rope import ROPE_TYPES
+from izh.model.rope import ROPE_TYPES, Mrope
 from izh.model.spec import Activation, LayerSpec, ModelSpec, RopeSpec
 
 ModuleTable = Mapping[str, tuple[str, str | None]]
@@ -91,7 +91,8 @@ def common_fields(config: Any, activation: str) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "activation": ACTIVATIONS[activation],
         "attention_scale": head_dim**-0.5,
-        "tie_word_embeddings": config.tie_word_embeddings,
+        # The text configs of some image-text models leave this to the outer one.
+        "tie_word_embeddings": getattr(config, "tie_word_embeddings", False),
     }
 
 
@@ -134,11 +135,18 @@ _ROPE_PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # type
     ),
 }
 _EVERY_TYPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_MROPE = {None: (), "in order": ("mrope_section",), "interleaved": ("mrope_section", "mrope_interleaved")}
 _KNOWN = _EVERY_TYPE.union(*(needed + optional for needed, optional in _ROPE_PARAMETERS.values()))
 
 
-def rope_of(config: Any, parameters: Mapping[str, Any], partial: bool = False) -> RopeSpec:
-    """The recipe that one `rope_parameters` dict describes; `partial`: the family can rotate a part of a head."""
+def rope_of(
+    config: Any,
+    parameters: Mapping[str, Any],
+    partial: bool = False,
+    mrope: Literal["in order", "interleaved"] | None = None,
+) -> RopeSpec:
+    """The recipe that one `rope_parameters` dict describes; `partial`: the family can rotate a part of a head; `mrope`:
+    how it deals the frequencies out to three position axes, if it has them."""
     kind = parameters["rope_type"]
     where = f"{config.model_type} config: rope_parameters"
     if kind not in _ROPE_PARAMETERS:
@@ -146,7 +154,7 @@ def rope_of(config: Any, parameters: Mapping[str, Any], partial: bool = False) -
     fraction = parameters.get("partial_rotary_factor") or 1.0
     if fraction != 1.0 and not partial:
         raise ModelLoadError(f"{where}: partial_rotary_factor={fraction!r} is not supported here, only 1")
-    unknown = sorted(set(parameters) - _KNOWN)
+    unknown = sorted(set(parameters) - _KNOWN - set(_MROPE[mrope]))
     if unknown:
         raise ModelLoadError(f"{where}: {unknown[0]}={parameters[unknown[0]]!r} is not supported")
     needed, optional = _ROPE_PARAMETERS[kind]
@@ -167,4 +175,20 @@ def rope_of(config: Any, parameters: Mapping[str, Any], partial: bool = False) -
         rotary_dim=rotary_dim,
         max_position_embeddings=config.max_position_embeddings,
         **values,
+        **_mrope(parameters, mrope, rotary_dim, where),
     )
+
+
+def _mrope(parameters: Mapping[str, Any], mrope: str | None, rotary_dim: int, where: str) -> dict[str, Any]:
+    """The fields of a RopeSpec that say M-RoPE; none for a family without."""
+    if mrope is None:
+        return {}
+    interleaved = mrope == "interleaved"
+    if parameters.get("mrope_interleaved", interleaved) != interleaved:
+        raise ModelLoadError(f"{where}: mrope_interleaved={not interleaved} is not supported here")
+    sections = tuple(parameters.get("mrope_section") or ())
+    try:
+        Mrope(sections, interleaved).axes(rotary_dim)
+    except ValueError as error:
+        raise ModelLoadError(f"{where}: mrope_section: {error}") from error
+    return {"mrope_sections": sections, "mrope_interleaved": interleaved}
