@@ -1,5 +1,6 @@
 """Tiny vision-language checkpoints, and what transformers' own model of each says about prompts with images."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,8 +188,16 @@ class Case:
                 assert logprob == pytest.approx(expected[token].item(), abs=BOUND)
 
 
-def make(folder: Path, model_class: Any, config: Any, processor: Any, image_processor: Any, **options: Any) -> Case:
-    """Write a random checkpoint and load it both ways. `processor` is the tokenizer."""
+def make(
+    folder: Path,
+    model_class: Any,
+    config: Any,
+    tokenizer: Any,
+    image_processor: Any,
+    processor_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Case:
+    """Write a random checkpoint and load it both ways."""
     torch.manual_seed(0)
     model = model_class._from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
     with torch.no_grad():
@@ -201,7 +210,8 @@ def make(folder: Path, model_class: Any, config: Any, processor: Any, image_proc
                 parameter.normal_(0.0, 0.15)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(processor_options or {}))
     image_processor.save_pretrained(folder)
     vision = VisionModel.load(folder)
     official = load_processor(folder, FAMILIES[config.model_type].processor_class)
