@@ -99,6 +99,11 @@ class ServerOptions:
     api_key: str | None = option(None, "require 'Authorization: Bearer KEY'; default: the variable IZH_API_KEY, if set")
     max_body_mb: float = option(32.0, "largest request body, in MiB")
     max_concurrent_requests: int = option(512, "requests in flight before new ones are answered 429")
+    embedder: str | None = option(
+        None, "directory of a model for /v1/embeddings, or 'demo' (all-MiniLM-L6-v2); default: none, but the demo's"
+    )
+    reranker: str | None = option(None, "directory of a cross-encoder for /v1/rerank and /v1/score; default: none")
+    pool_max_wait_ms: float = option(0.0, "milliseconds that embeddings and reranks may wait for others to join them")
 
 
 @dataclass(frozen=True, kw_only=True)

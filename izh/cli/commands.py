@@ -7,6 +7,7 @@ answers at once. Each function returns the exit status.
 import argparse
 import platform
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
@@ -26,7 +27,10 @@ def serve(arguments: argparse.Namespace) -> int:
     from izh.engine.async_llm import AsyncLLM
     from izh.server.app import Server
 
-    Server(AsyncLLM(take(EngineOptions, arguments)), take(ServerOptions, arguments)).run()
+    engine, server = take(EngineOptions, arguments), take(ServerOptions, arguments)
+    if engine.model == "demo" and server.embedder is None:
+        server = replace(server, embedder="demo")
+    Server(AsyncLLM(engine), server).run()
     return 0
 
 

@@ -65,7 +65,7 @@ def check_entries(param: str, entries: Sequence[Entry], max_length: int, vocab_s
         if len(entry.ids) > max_length:
             raise ContextLengthError(
                 f"{param}[{i}] has {len(entry.ids)} tokens; this model takes at most {max_length}. "
-                "Shorten it, or have it cut with truncate=true",
+                "Shorten it, or have it cut with truncate_prompt_tokens=-1",
                 param,
             )
         if vocab_size is not None and max(entry.ids) >= vocab_size:
@@ -100,6 +100,19 @@ def check_dimensions(dimensions: Any, allowed: Sequence[int] | None) -> None:
         raise RequestError("dimensions: this model was not trained to be cut (matryoshka); leave it out", "dimensions")
     if allowed and dimensions not in allowed:
         raise RequestError(f"dimensions must be one of {', '.join(map(str, allowed))}, got {dimensions}", "dimensions")
+
+
+def check_truncation(tokens: Any, max_length: int) -> int | None:
+    """The length to cut to; None for none. Raises: RequestError."""
+    if tokens is None:
+        return None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not (tokens == -1 or 1 <= tokens <= max_length):
+        raise RequestError(
+            f"truncate_prompt_tokens must be -1 (all that this model takes) or between 1 and {max_length}, "
+            f"got {tokens!r}",
+            "truncate_prompt_tokens",
+        )
+    return max_length if tokens == -1 else tokens
 
 
 def choose_prompt(prompts: Mapping[str, str], name: Any, default: str | None) -> str:

@@ -87,20 +87,26 @@ class PoolingService:
         encoding_format: str = "float",
         dimensions: int | None = None,
         prompt_name: str | None = None,
-        truncate: bool = False,
+        truncate_prompt_tokens: int | None = None,
     ) -> dict[str, Any]:
-        """The answer of /v1/embeddings for a text, a list of texts, token ids, or a list of those.
+        """The answer of /v1/embeddings for a text, a list of texts, token ids, or a list of those. Each is cut to
+        `truncate_prompt_tokens` tokens (-1: what the model takes; None: nothing is cut, and what is too long refused).
 
         Raises: RequestError (400) naming the argument; OverloadedError.
         """
         check_encoding(encoding_format)
         vectors, num_tokens = await self.vectors(
-            input, dimensions=dimensions, prompt_name=prompt_name, truncate=truncate
+            input, dimensions=dimensions, prompt_name=prompt_name, truncate_prompt_tokens=truncate_prompt_tokens
         )
         return embeddings_answer(vectors, encoding_format, self.model_name, num_tokens)
 
     async def vectors(
-        self, input: Any, *, dimensions: int | None = None, prompt_name: str | None = None, truncate: bool = False
+        self,
+        input: Any,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> tuple[Tensor, int]:
         """What `embed` answers, as ([S, D] float32, number of tokens)."""
         given = inputs.check_input(input)
@@ -108,7 +114,8 @@ class PoolingService:
         inputs.check_dimensions(dimensions, self.recipe.dimensions)
         prompt = inputs.choose_prompt(self.recipe.prompts, prompt_name, self.recipe.default_prompt_name)
         size = sum(len(each) + len(prompt) for each in given)
-        entries = await _beside(size, lambda: self._entries(given, prompt, truncate))
+        length = inputs.check_truncation(truncate_prompt_tokens, self.max_model_len)
+        entries = await _beside(size, lambda: self._entries(given, prompt, length))
         rows = await self._submit("input", entries)
         vectors = torch.stack(rows)
         if dimensions is not None and dimensions > vectors.shape[1]:
@@ -126,19 +133,26 @@ class PoolingService:
         *,
         raw_scores: bool = False,
         return_documents: bool = True,
-        truncate: bool = False,
+        truncate_prompt_tokens: int | None = None,
     ) -> dict[str, Any]:
         """The answer of /v1/rerank: the `top_n` best documents (None: all), best first, ties by index.
 
         Raises: RequestError (400) naming the argument; OverloadedError.
         """
         query, documents, top_n = inputs.check_rerank(query, documents, top_n)
-        scores, num_tokens = await self.scores(query, documents, raw_scores=raw_scores, truncate=truncate)
+        scores, num_tokens = await self.scores(
+            query, documents, raw_scores=raw_scores, truncate_prompt_tokens=truncate_prompt_tokens
+        )
         texts = documents if return_documents else None
         return rerank_answer(scores, texts, top_n, self.model_name, num_tokens)
 
     async def scores(
-        self, query: str, documents: Sequence[str], *, raw_scores: bool = False, truncate: bool = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        raw_scores: bool = False,
+        truncate_prompt_tokens: int | None = None,
     ) -> tuple[list[float], int]:
         """The score of each document for the query, in their order, and the number of tokens."""
         if self.score_head is None:
@@ -151,24 +165,32 @@ class PoolingService:
             )
         inputs.check_count("documents", len(documents), self.max_batch)
         size = sum(len(query) + len(document) for document in documents)
-        entries = await _beside(size, lambda: self._pairs(query, documents, truncate))
+        length = inputs.check_truncation(truncate_prompt_tokens, self.max_model_len)
+        entries = await _beside(size, lambda: self._pairs(query, documents, length))
         raw = torch.stack(await self._submit("documents", entries))
         scores = raw if raw_scores or self.score_activation is None else self.score_activation(raw)
         return scores.tolist(), sum(len(entry.ids) for entry in entries)
+
+    async def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """The beginnings of the texts, of at most `max_tokens` tokens each, special ones not counted."""
+        cut: Callable[[str, int], str] | None = getattr(self.tokenizer, "cut", None)
+        if cut is None:
+            raise RequestError(f"the tokenizer of model {self.model_name!r} cannot cut a text", "max_tokens_per_doc")
+        return await asyncio.to_thread(lambda: [cut(text, max_tokens) for text in texts])
 
     async def _submit(self, param: str, entries: list[Entry]) -> list[Tensor]:
         inputs.check_entries(param, entries, self.max_model_len, self.vocab_size)
         return await asyncio.wrap_future(self._batcher.submit(entries, [len(entry.ids) for entry in entries]))
 
-    def _entries(self, given: Sequence[Any], prompt: str, truncate: bool) -> list[Entry]:
+    def _entries(self, given: Sequence[Any], prompt: str, length: int | None) -> list[Entry]:
         if not isinstance(given[0], str):
-            return [Entry(ids[: self.max_model_len] if truncate else ids) for ids in given]
+            return [Entry(ids[:length]) for ids in given]
         texts = [prompt + text for text in given]
         many = getattr(self.tokenizer, "encode_many", None)
         if many is not None:
-            entries = [inputs.entry_of(tokens) for tokens in many(texts, self.max_model_len if truncate else None)]
+            entries = [inputs.entry_of(tokens) for tokens in many(texts, length)]
         else:
-            self._refuse_truncation(truncate)
+            self._refuse_truncation(length)
             entries = [inputs.entry_of(self.tokenizer.encode(text)) for text in texts]
         if prompt and not self.recipe.includes_prompt:
             ids = self.tokenizer.encode(prompt)
@@ -176,18 +198,20 @@ class PoolingService:
             entries = [replace(entry, skip=skip) for entry in entries]
         return entries
 
-    def _pairs(self, query: str, documents: Sequence[str], truncate: bool) -> list[Entry]:
+    def _pairs(self, query: str, documents: Sequence[str], length: int | None) -> list[Entry]:
         many = getattr(self.tokenizer, "encode_pairs", None)
         if many is not None:
-            pairs = many(query, documents, self.max_model_len if truncate else None)
+            pairs = many(query, documents, length)
         else:
-            self._refuse_truncation(truncate)
+            self._refuse_truncation(length)
             pairs = [self.tokenizer.encode_pair(query, document) for document in documents]
         return [inputs.entry_of(pair, is_scored=True) for pair in pairs]
 
-    def _refuse_truncation(self, truncate: bool) -> None:
-        if truncate:
-            raise RequestError(f"the tokenizer of model {self.model_name!r} cannot cut a text", "truncate")
+    def _refuse_truncation(self, length: int | None) -> None:
+        if length is not None:
+            raise RequestError(
+                f"the tokenizer of model {self.model_name!r} cannot cut a text", "truncate_prompt_tokens"
+            )
 
     @torch.inference_mode()
     def _compute(self, entries: list[Entry]) -> list[Tensor]:

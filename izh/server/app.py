@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,11 +18,16 @@ from izh.config import ServerOptions
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import OptionError
 from izh.logs import configure_logging
-from izh.server import adapters, chat, completions, errors, health, models, tokenize
+from izh.server import adapters, chat, completions, embeddings, errors, health, models, rerank, tokenize
 from izh.server.limits import BodyLimit, ConcurrencyLimit, KeyCheck
+from izh.server.services import Services
 from izh.version import __version__
 
-_ROUTES = (chat, completions, models, adapters, tokenize, health)
+if TYPE_CHECKING:
+    from izh.pooling.service import PoolingService
+
+_GENERATION = (chat, completions, adapters, tokenize, health)
+_SERVICES = (embeddings, rerank)
 _GRACE_S = 5  # for answers in flight, once the server is told to stop
 
 
@@ -35,9 +41,28 @@ class Server:
     def __init__(self, engine: AsyncLLM, options: ServerOptions | None = None) -> None:
         self.engine = engine
         self.options = options or ServerOptions()
+        self._services = Services()
         self.app = self._build()
         self._uvicorn: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def embedder(self) -> "PoolingService | None":
+        """What answers /v1/embeddings. Set it before the server starts; it is closed with the server."""
+        return self._services.embedder
+
+    @embedder.setter
+    def embedder(self, service: "PoolingService | None") -> None:
+        self._services.embedder = service
+
+    @property
+    def reranker(self) -> "PoolingService | None":
+        """What answers /v1/rerank and /v1/score: a service with a score head. Set and closed as `embedder`."""
+        return self._services.reranker
+
+    @reranker.setter
+    def reranker(self, service: "PoolingService | None") -> None:
+        self._services.reranker = service
 
     def run(self) -> None:
         """Serve until interrupted. Raises ModelLoadError or OptionError when that cannot start."""
@@ -48,9 +73,11 @@ class Server:
         """Start the engine and listen, on the running loop; returns the URL. `stop` ends both."""
         port = _bind(self.options.host, self.options.port)  # first: loading a model for a taken port would be in vain
         try:
-            await self.engine.start()
+            await self._start_models()
         except BaseException:
             port.close()
+            self._services.close()
+            await self.engine.shutdown()
             raise
         config = uvicorn.Config(self.app, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
         self._uvicorn = uvicorn.Server(config)
@@ -80,23 +107,56 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncGenerator[None, None]:
         if self.engine.state == "starting":
-            await self.engine.start()
+            await self._start_models()
         try:
             yield
         finally:
+            self._services.close()
             await self.engine.shutdown()
+
+    async def _start_models(self) -> None:
+        """Both take seconds: side by side."""
+        await asyncio.gather(self.engine.start(), self._load_services())
+        taken = {self.engine.info.name, *self.engine.info.adapters}
+        if doubled := taken.intersection(self._services.names):
+            raise OptionError(f"two models here are named {doubled.pop()!r}; choose another --served-model-name")
+
+    async def _load_services(self) -> None:
+        """Load the models that the options name, unless they were set."""
+        if self.embedder is None and self.options.embedder is not None:
+            self.embedder = await asyncio.to_thread(_load_embedder, self.options)
+        if self.reranker is None and self.options.reranker is not None:
+            self.reranker = await asyncio.to_thread(_load_reranker, self.options)
 
     def _build(self) -> FastAPI:
         app = FastAPI(title="izh", version=__version__, lifespan=self._lifespan)
         errors.handle(app)
-        for module in _ROUTES:
+        app.include_router(models.routes(self.engine, self._services))
+        for module in _GENERATION:
             app.include_router(module.routes(self.engine))
+        for service in _SERVICES:
+            app.include_router(service.routes(self._services))
         # The layer added last is passed first.
         app.add_middleware(BodyLimit, max_bytes=int(self.options.max_body_mb * 2**20))
         app.add_middleware(ConcurrencyLimit, limit=self.options.max_concurrent_requests)
         if key := _api_key(self.options):
             app.add_middleware(KeyCheck, key=key)
         return app
+
+
+def _load_embedder(options: ServerOptions) -> "PoolingService":
+    from izh.pooling import load_embedder  # torch comes with it
+
+    assert options.embedder is not None
+    name = "minilm-embed" if options.embedder == "demo" else None
+    return load_embedder(options.embedder, model_name=name, hold_s=options.pool_max_wait_ms / 1000)
+
+
+def _load_reranker(options: ServerOptions) -> "PoolingService":
+    from izh.pooling import load_reranker
+
+    assert options.reranker is not None
+    return load_reranker(options.reranker, hold_s=options.pool_max_wait_ms / 1000)
 
 
 def _api_key(options: ServerOptions) -> str | None:

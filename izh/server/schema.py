@@ -55,7 +55,7 @@ class Body(BaseModel):
         return given
 
 
-def _must_be(what: str) -> WrapValidator:
+def must_be(what: str) -> WrapValidator:
     """One message for a union, instead of one for each of its members; if a member says what is wrong, that one."""
 
     def check(value: Any, accept: Callable[[Any], Any]) -> Any:
@@ -82,7 +82,7 @@ def _in_a_list(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_unicode)]
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-Texts = Annotated[list[Text], BeforeValidator(_in_a_list), _must_be("a string or a list of strings")]
+Texts = Annotated[list[Text], BeforeValidator(_in_a_list), must_be("a string or a list of strings")]
 
 
 class StreamOptions(Body):
@@ -124,7 +124,7 @@ class SamplingBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: Int = 0
-    lora: Annotated[Text | list[AdapterUse], _must_be("an adapter's name, or a list of name and scale")] | None = None
+    lora: Annotated[Text | list[AdapterUse], must_be("an adapter's name, or a list of name and scale")] | None = None
     lora_scale: float | None = Field(default=None, allow_inf_nan=False)
     cache_salt: Text | None = None
 
@@ -159,7 +159,7 @@ class CompletionBody(SamplingBody):
 
     prompt: Annotated[
         list[Text] | list[list[Int]],
-        _must_be("a string, a list of strings, a list of token ids, or a list of those"),
+        must_be("a string, a list of strings, a list of token ids, or a list of those"),
         BeforeValidator(_as_prompts),
     ]
     max_tokens: Int = 16

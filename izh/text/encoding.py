@@ -19,6 +19,9 @@ from tokenizers.normalizers import Sequence as Normalizers
 from izh.errors import ModelLoadError, RequestError
 
 
+_MAX_CUTTING = 4  # lengths for which a tokenizer is kept: each has a vocabulary of its own
+
+
 class Tokens(NamedTuple):
     """A text or pair as the model reads it. `type_ids` tell a pair's two parts apart; None where the model has none."""
 
@@ -83,7 +86,18 @@ class EncoderTokenizer:
         """
         return self._encode([(query, document) for document in documents], max_length)
 
+    def cut(self, text: str, max_tokens: int) -> str:
+        """The text's beginning, of at most `max_tokens` tokens, special ones not counted."""
+        offsets = self._backend.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= max_tokens else text[: offsets[max_tokens - 1][1]]
+
     def _encode(self, inputs: list[Any], max_length: int | None) -> list[Tokens]:
+        is_pair = bool(inputs) and isinstance(inputs[0], tuple)
+        if max_length is not None and max_length <= (own := self._backend.num_special_tokens_to_add(is_pair)):
+            raise RequestError(
+                f"truncate_prompt_tokens must be above {own}, the special tokens of this model, got {max_length}",
+                "truncate_prompt_tokens",
+            )
         try:
             encodings = self._tokenizer(max_length).encode_batch(inputs)
         except TypeError as error:  # the library's word for a lone surrogate, which JSON can spell
@@ -100,7 +114,9 @@ class EncoderTokenizer:
             if max_length not in self._cutting:
                 cutting = Backend.from_str(self._backend.to_str())
                 cutting.enable_truncation(max_length, strategy="longest_first", direction=self._side)
-                self._cutting = {max_length: cutting}  # one at a time: a vocabulary takes room, and lengths are fixed
+                if len(self._cutting) == _MAX_CUTTING:
+                    del self._cutting[next(iter(self._cutting))]
+                self._cutting[max_length] = cutting
             return self._cutting[max_length]
 
 

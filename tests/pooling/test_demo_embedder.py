@@ -36,7 +36,7 @@ async def test_vectors_are_those_of_sentence_transformers(service) -> None:
     given = texts()
     assert len(given) == 200
     theirs = torch.from_numpy(model.encode(given, batch_size=16))
-    ours, num_tokens = await service.vectors(given, truncate=True)
+    ours, num_tokens = await service.vectors(given, truncate_prompt_tokens=-1)
     cosines = torch.nn.functional.cosine_similarity(ours.double(), theirs.double())
     assert cosines.min() >= 1 - 1e-6
     torch.testing.assert_close(ours.norm(dim=1), torch.ones(200))
@@ -47,9 +47,9 @@ async def test_vectors_are_those_of_sentence_transformers(service) -> None:
 
 async def test_a_text_alone_has_the_same_vector_to_the_last_bit(service) -> None:
     given = texts()[::9]
-    together, _ = await service.vectors(given, truncate=True)
+    together, _ = await service.vectors(given, truncate_prompt_tokens=-1)
     for text, vector in zip(given, together, strict=True):
-        alone, _ = await service.vectors(text, truncate=True)
+        alone, _ = await service.vectors(text, truncate_prompt_tokens=-1)
         assert torch.equal(alone[0], vector)
 
 

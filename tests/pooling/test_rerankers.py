@@ -57,7 +57,7 @@ async def test_a_long_document_is_cut_longest_first_when_asked(tmp_path) -> None
     service = load_reranker(tmp_path)
     with pytest.raises(ValueError, match=r"documents\[0\] has \d+ tokens; this model takes at most 60"):
         await service.rerank(QUERY, documents)
-    raw, num_tokens = await service.scores(QUERY, documents, raw_scores=True, truncate=True)
+    raw, num_tokens = await service.scores(QUERY, documents, raw_scores=True, truncate_prompt_tokens=-1)
     torch.testing.assert_close(torch.tensor(raw), logits_of(model, tmp_path, documents=documents), rtol=1e-5, atol=1e-5)
     assert 60 < num_tokens < 80
     service.close()
@@ -101,10 +101,10 @@ async def test_a_prompt_before_every_pair_is_refused(tmp_path) -> None:
 async def assert_scores_are_theirs(folder):
     """With truncation, and such that the sigmoid would give others."""
     service = load_reranker(folder)
-    scores, _ = await service.scores(QUERY, DOCUMENTS, truncate=True)
+    scores, _ = await service.scores(QUERY, DOCUMENTS, truncate_prompt_tokens=-1)
     theirs = CrossEncoder(str(folder), device="cpu").predict([(QUERY, document) for document in DOCUMENTS])
     torch.testing.assert_close(torch.tensor(scores), torch.from_numpy(theirs), rtol=1e-5, atol=1e-5)
-    raw, _ = await service.scores(QUERY, DOCUMENTS, raw_scores=True, truncate=True)
+    raw, _ = await service.scores(QUERY, DOCUMENTS, raw_scores=True, truncate_prompt_tokens=-1)
     assert torch.tensor(raw).sigmoid().tolist() != pytest.approx(scores)
     service.close()
     return service

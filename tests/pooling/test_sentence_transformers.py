@@ -49,7 +49,7 @@ def saved(folder, tmp_path, *modules, transformer=None, **options):
 
 async def difference(model, service, texts=TEXTS, prompt_name=None) -> float:
     theirs = torch.from_numpy(model.encode(texts, prompt_name=prompt_name))
-    ours, _ = await service.vectors(texts, truncate=True, prompt_name=prompt_name)
+    ours, _ = await service.vectors(texts, truncate_prompt_tokens=-1, prompt_name=prompt_name)
     service.close()
     assert theirs.std() > 0.01
     assert ours.shape == theirs.shape
@@ -142,7 +142,7 @@ async def test_a_saved_width_is_kept_and_declared_ones_may_be_asked_for(transfor
     model, path = saved(transformers_folder("bert"), tmp_path, Pooling(SIZE, "mean"), Normalize(), truncate_dim=20)
     service = load_embedder(path)
     theirs = torch.nn.functional.normalize(torch.from_numpy(model.encode(TEXTS)), dim=1)
-    ours, _ = await service.vectors(TEXTS, truncate=True)
+    ours, _ = await service.vectors(TEXTS, truncate_prompt_tokens=-1)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     with pytest.raises(RequestError, match="not trained to be cut"):
         await service.embed("a", dimensions=4)
@@ -150,7 +150,7 @@ async def test_a_saved_width_is_kept_and_declared_ones_may_be_asked_for(transfor
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": [4, 8]}))
     service = load_embedder(path)
-    cut, _ = await service.vectors(TEXTS, truncate=True, dimensions=4)
+    cut, _ = await service.vectors(TEXTS, truncate_prompt_tokens=-1, dimensions=4)
     torch.testing.assert_close(cut, torch.nn.functional.normalize(theirs[:, :4], dim=1), rtol=1e-5, atol=1e-5)
     service.close()
 
@@ -159,7 +159,7 @@ async def test_a_plain_model_directory_is_mean_pooling_of_length_1(transformers_
     folder = transformers_folder("roberta")
     model = SentenceTransformer(str(folder), device="cpu")
     service = load_embedder(folder)
-    ours, _ = await service.vectors(TEXTS, truncate=True)
+    ours, _ = await service.vectors(TEXTS, truncate_prompt_tokens=-1)
     theirs = torch.from_numpy(model.encode(TEXTS, normalize_embeddings=True))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     service.close()

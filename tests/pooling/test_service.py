@@ -129,7 +129,7 @@ async def test_base64_is_little_endian_float32(make) -> None:
         ("a", {"dimensions": 0}, "at least 1, got 0", "dimensions"),
         ("a", {"dimensions": True}, "at least 1, got True", "dimensions"),
         ("a", {"prompt_name": "query"}, "'query' is not known; this model has no prompts", "prompt_name"),
-        ("a", {"truncate": True}, "cannot cut a text", "truncate"),
+        ("a", {"truncate_prompt_tokens": -1}, "cannot cut a text", "truncate_prompt_tokens"),
     ],
 )
 async def test_what_cannot_be_embedded_is_refused_with_the_numbers(make, given, options, says, param) -> None:
@@ -145,7 +145,7 @@ async def test_too_long_names_the_entry_and_both_lengths(make) -> None:
     with pytest.raises(ContextLengthError, match=r"input\[1\] has 9 tokens; this model takes at most 8"):
         await service.embed(["a", "a b c d e f g h"])
     assert (await service.embed("a b c d e f g"))["usage"]["total_tokens"] == 8
-    assert (await service.embed(list(range(3, 20)), truncate=True))["usage"]["total_tokens"] == 8
+    assert (await service.embed(list(range(3, 20)), truncate_prompt_tokens=-1))["usage"]["total_tokens"] == 8
 
 
 async def test_dimensions_cut_and_renormalize_where_the_checkpoint_was_trained_for_it(make) -> None:

@@ -1,0 +1,57 @@
+"""The bodies of embeddings, reranks and scores; as those in `schema.py`.
+
+Owns: which fields exist, their types. Must not know: the limits of values, which the service knows.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from izh.server import inert
+from izh.server.schema import Body, Int, Text, must_be
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings. `input` may be a text, token ids, or a list of either; the service says what is wrong."""
+
+    INERT: ClassVar[inert.Table] = inert.EMBEDDING
+
+    input: Any
+    model: Text | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Int | None = None
+    prompt_name: Text | None = None
+    truncate_prompt_tokens: Int | None = None
+
+
+class Document(Body):
+    """A document as an object, as Cohere's API allows."""
+
+    text: Text
+
+
+class RerankBody(Body):
+    """POST /v1/rerank and /v2/rerank."""
+
+    INERT: ClassVar[inert.Table] = inert.RERANK
+
+    query: Text
+    documents: list[Annotated[Text | Document, must_be("a text or an object with a text")]]
+    model: Text | None = None
+    top_n: Int | None = None
+    return_documents: bool | None = None
+    raw_scores: bool = False
+    max_tokens_per_doc: Annotated[Int, Field(ge=1)] | None = None
+    truncate_prompt_tokens: Int | None = None
+
+
+class ScoreBody(Body):
+    """POST /v1/score: each text of `text_1` with its counterpart in `text_2`, or one with each."""
+
+    INERT: ClassVar[inert.Table] = inert.SCORE
+
+    text_1: Annotated[Text | list[Text], must_be("a text or a list of texts")]
+    text_2: Annotated[Text | list[Text], must_be("a text or a list of texts")]
+    model: Text | None = None
+    raw_scores: bool = False
+    truncate_prompt_tokens: Int | None = None
