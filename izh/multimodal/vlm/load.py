@@ -29,8 +29,6 @@ def load_tower(directory: Path, dtype: torch.dtype) -> Any:
     for name in ("layer_types", "no_rope_layers"):
         if getattr(text, name, None) is not None:
             setattr(text, name, [])
-    if getattr(config, "pad_token_id", None) is not None:
-        config.pad_token_id = None
     try:
         with _quiet():
             model, found = AutoModel.from_pretrained(
