@@ -5,6 +5,7 @@ Invariant: the engine is ready before the port accepts anybody, and is stopped a
 """
 
 import asyncio
+import importlib
 import os
 import socket
 from collections.abc import AsyncGenerator
@@ -116,6 +117,9 @@ class Server:
 
     async def _start_models(self) -> None:
         """Both take seconds: side by side."""
+        if self.options.embedder is not None or self.options.reranker is not None:
+            # Both import it, in threads; two at once would find its lazy module half made.
+            await asyncio.to_thread(importlib.import_module, "transformers")
         await asyncio.gather(self.engine.start(), self._load_services())
         taken = {self.engine.info.name, *self.engine.info.adapters}
         if doubled := taken.intersection(self._services.names):

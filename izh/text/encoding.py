@@ -18,7 +18,6 @@ from tokenizers.normalizers import Sequence as Normalizers
 
 from izh.errors import ModelLoadError, RequestError
 
-
 _MAX_CUTTING = 4  # lengths for which a tokenizer is kept: each has a vocabulary of its own
 
 
