@@ -112,14 +112,16 @@ class LLM:
         messages: Messages | list[Messages],
         params: SamplingParams | list[SamplingParams] | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, through the model's chat template. `template` goes to
-        `Tokenizer.chat` (add_generation_prompt, continue_final_message, tools, template_kwargs)."""
+        """Answer one conversation, or each of several, through the model's chat template. `params` and `lora` as in
+        `generate`; `template` goes to `Tokenizer.chat` (add_generation_prompt, continue_final_message, tools,
+        template_kwargs)."""
         several = [messages] if _is_conversation(messages) else messages
         prompts = [self.tokenizer.chat(cast(Messages, each), **template) for each in several]
-        return self.generate(prompts, params, progress=progress)
+        return self.generate(prompts, params, lora=lora, progress=progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request. Several

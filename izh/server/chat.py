@@ -31,19 +31,19 @@ def routes(engine: AsyncLLM) -> APIRouter:
             token_ids, params, priority=body.priority, cache_salt=body.cache_salt, adapters=adapters
         )
         if body.stream:
-            return await stream(request, _events(engine, pieces, params.n, len(token_ids), body.include_usage))
+            return await stream(request, _events(engine, pieces, body, len(token_ids)))
         answer = await while_connected(request.receive, collect(pieces))
-        return JSONResponse(_whole(engine, answer, body.prompt_logprobs))
+        return JSONResponse(_whole(engine, answer, body))
 
     return router
 
 
-def _whole(engine: AsyncLLM, answer: RequestOutput, num_top: int | None) -> dict[str, Any]:
-    """The answer in one body; `num_top` is how many alternatives of each prompt token were asked for."""
+def _whole(engine: AsyncLLM, answer: RequestOutput, asked: ChatBody) -> dict[str, Any]:
+    """The answer in one body."""
     usage = Usage()
     usage.add_prompt(len(answer.prompt_token_ids))
     usage.add(answer)
-    body = heading("chatcmpl", "chat.completion", engine.info.name)
+    body = heading("chatcmpl", "chat.completion", asked.model or engine.info.name)
     body["choices"] = [
         {
             "index": output.index,
@@ -54,21 +54,20 @@ def _whole(engine: AsyncLLM, answer: RequestOutput, num_top: int | None) -> dict
         }
         for output in answer.outputs
     ]
-    if num_top is not None and answer.prompt_logprobs is not None:
-        body["prompt_logprobs"] = prompt_logprobs(engine.tokenizer, answer.prompt_logprobs, num_top)
+    if asked.prompt_logprobs is not None and answer.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_logprobs(engine.tokenizer, answer.prompt_logprobs, asked.prompt_logprobs)
     return body | {"usage": usage.body}
 
 
 async def _events(
     engine: AsyncLLM,
     pieces: AsyncGenerator[RequestOutput, None],
-    num_choices: int,
+    asked: ChatBody,
     num_prompt: int,
-    include_usage: bool,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Chunks: each choice's role first, then what is new, its end on its last; usage, if wanted, alone at the end."""
-    head = heading("chatcmpl", "chat.completion.chunk", engine.info.name)
-    if include_usage:
+    head = heading("chatcmpl", "chat.completion.chunk", asked.model or engine.info.name)
+    if asked.include_usage:
         head["usage"] = None
     usage = Usage()
     usage.add_prompt(num_prompt)
@@ -83,7 +82,7 @@ async def _events(
             usage.add(piece)
             if not has_begun:
                 has_begun = True
-                for index in range(num_choices):
+                for index in range(asked.n):
                     yield chunk(index, {"role": "assistant", "content": ""})
             for output in piece.outputs:
                 reason = finish_reason(output)
@@ -92,5 +91,5 @@ async def _events(
                 if output.text or output.logprobs or end:
                     delta = {"content": output.text} if output.text else {}
                     yield chunk(output.index, delta, logprobs=logprobs, **end)
-    if include_usage:
+    if asked.include_usage:
         yield head | {"choices": [], "usage": usage.body}

@@ -95,11 +95,11 @@ class _Answer:
                     choices[new.index].add(new)
                 else:
                     choices[new.index] = new
-        head = heading("cmpl", "text_completion", self.engine.info.name)
+        head = heading("cmpl", "text_completion", self.body.model or self.engine.info.name)
         return head | {"choices": [choices[i].body for i in sorted(choices)], "usage": self.usage.body}
 
     async def events(self, pieces: Pieces) -> AsyncGenerator[Any, None]:
-        head = heading("cmpl", "text_completion", self.engine.info.name)
+        head = heading("cmpl", "text_completion", self.body.model or self.engine.info.name)
         if self.body.include_usage:
             head["usage"] = None
         async with aclosing(self._changes(pieces)) as changes:

@@ -73,6 +73,7 @@ def test_the_openai_client_lists_and_uses_adapters(url, folders):
             for name in cards
         ]
         assert len({answer.choices[0].message.content for answer in answers}) == 3
+        assert [answer.model for answer in answers] == list(cards)
 
 
 @pytest.mark.parametrize(
