@@ -76,6 +76,21 @@ class VisionFamily(ABC):
         return ImageInputs(tensors, text, text.count(self.row_token), grid, identity)
 
 
+class TiledFamily(VisionFamily):
+    """A family whose tower takes tiles of one size, and nothing else about an image."""
+
+    def prepare(self, images: Many[Image.Image]) -> list[ImageInputs]:
+        processed = [self.process([image]) for image in images]
+        return [
+            self.inputs({"pixel_values": each["pixel_values"]}, self.processor.replace_image_token(each, 0))
+            for each in processed
+        ]
+
+    def encode(self, images: Many[ImageInputs]) -> list[Tensor]:
+        features = self.model.get_image_features(concatenated(images, "pixel_values"), return_dict=True)
+        return split_rows(features.pooler_output, images)
+
+
 def concatenated(images: Many[ImageInputs], name: str) -> Tensor:
     """One tensor of all images, along the first axis."""
     return torch.cat([image.tensors[name] for image in images])

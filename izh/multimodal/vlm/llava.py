@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from izh.errors import ModelLoadError
-from izh.multimodal.vlm.family import ImageInputs, VisionFamily, concatenated, split_rows
+from izh.multimodal.vlm.family import ImageInputs, TiledFamily, VisionFamily, concatenated
 
 
-class Llava(VisionFamily):
+class Llava(TiledFamily):
     model_type = "llava"
     processor_class = "LlavaProcessor"
 
@@ -28,18 +28,6 @@ class Llava(VisionFamily):
                 "llava: the processor's config lacks patch_size, which says how many rows an image has"
             )
         super().__init__(model, processor, revision)
-
-    def prepare(self, images: Many[Image.Image]) -> list[ImageInputs]:
-        return [self._prepared(self.process([image])) for image in images]
-
-    def _prepared(self, processed: Any) -> ImageInputs:
-        return self.inputs(
-            {"pixel_values": processed["pixel_values"]}, self.processor.replace_image_token(processed, 0)
-        )
-
-    def encode(self, images: Many[ImageInputs]) -> list[Tensor]:
-        features = self.model.get_image_features(concatenated(images, "pixel_values"), return_dict=True)
-        return split_rows(features.pooler_output, images)
 
 
 class LlavaOnevision(VisionFamily):
