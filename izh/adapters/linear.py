@@ -18,6 +18,7 @@ from izh.adapters.weights import ModuleDelta
 from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
 from izh.model.decoder import Embedding
+from izh.model.layers import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class AdapterLinear(nn.Module):
         self.base = base
         self.parts = parts
         self.a = weight.new_zeros(capacity, len(parts), max_rank, weight.shape[1])
-        self.b = weight.new_zeros(capacity, weight.shape[0], max_rank)
+        b_shape = (max_rank, weight.shape[0]) if ops.lora_b_by_rank else (weight.shape[0], max_rank)
+        b = weight.new_zeros(capacity, *b_shape)
+        self.b = b.transpose(1, 2) if ops.lora_b_by_rank else b  # [S, D, R]
         self.ranks = torch.zeros(capacity, len(parts), dtype=torch.int32)
         self.gain: Tensor | None = None  # [S, D], made when the first adapter needs it; the same for shift
         self.shift: Tensor | None = None
@@ -59,6 +62,8 @@ class AdapterLinear(nn.Module):
         self._replaced: dict[tuple[int, int], ReplacedRows] = {}  # by slot and part
         self._offsets = (*(part.start for part in parts), parts[-1].stop)
         self._ops = ops
+        is_ours = type(base) is Linear and base.ops.linear is ops.linear  # else only the base knows its own arithmetic
+        self._linear_lora = ops.linear_lora if is_ours else None
         self._rows = rows
 
     @property
@@ -68,16 +73,26 @@ class AdapterLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, D]."""
-        y = self.base(x)
         rows = self._rows()
         if rows is None:
-            return y
+            return self.base(x)
+        weights = (self.a, self.b, self._offsets, self.ranks, rows)
+        if self._linear_lora is not None and not self._does_more(rows):
+            return self._linear_lora(x, self.base.weight, self.base.bias, *weights)
+        y = self.base(x)
         if self._replaced:
             self._project_again(y, x, rows)
         if self._has_affine:
             self._scale_and_shift(y, rows)
-        self._ops.add_lora(y, x, self.a, self.b, self._offsets, self.ranks, rows)
+        self._ops.add_lora(y, x, *weights)
         return y
+
+    def _does_more(self, rows: AdapterRows) -> bool:
+        """Whether an adapter of the step does more here than to add B (A x)."""
+        if not (self._has_affine or self._replaced):
+            return False
+        more = self._has_affine.union(slot for slot, _part in self._replaced)
+        return any(slot in more for slot, _, _ in rows.groups)
 
     def _scale_and_shift(self, y: Tensor, rows: AdapterRows) -> None:
         assert self.gain is not None

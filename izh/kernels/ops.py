@@ -85,3 +85,12 @@ class Ops:
     """packed_attention(q, k, v [T, H, D], starts [S+1] int32, scale, window) -> [T, H, D]. Sequences lie end to end:
     rows starts[s] .. starts[s+1]-1 see all keys of the same rows, or with a window those at most `window` away on
     either side.  softmax(scale * q k^T) v in float32.  The three may be views into one fused projection."""
+
+    linear_lora: (
+        Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, tuple[int, ...], Tensor, AdapterRows], Tensor] | None
+    ) = None
+    """linear_lora(x, weight, bias, a, b, offsets, ranks, rows) -> [T, D]: `linear`, then `add_lora` on it, to the bit,
+    where both at once are faster; else None."""
+
+    lora_b_by_rank: bool = False
+    """How b lies in memory for `add_lora` and `linear_lora`: as [S, R, D] if true, else as the [S, D, R] that it is."""

@@ -1,6 +1,6 @@
 """Linear layers on CPU: a kernel that streams the weights once for few rows, torch's matrix product for many.
 
-Owns: the choice between the two.
+Owns: the choice between the two; the pieces of the kernel, which `lora_linear.py` runs among its own.
 Must not know: models, checkpoints. The weight is read as it lies: there is no second copy of it in another order.
 Invariant: in the kernel a row's numbers depend on that row and the weights alone; they are bit for bit the same among
 any number of rows that it takes.
@@ -34,23 +34,31 @@ PARALLEL_WORK = 65536  # rows x outputs x width below which one thread does all:
 
 
 @kernel()
-def _dot_four(x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, width: int, sums: Any) -> None:
-    """sums[i, j] = x[i] . weight row at `at + j * stride`, i < rows and j < 4; fetches the four after these."""
-    whole = width - width % LANES
-    passes = (rows + 2) // 3
-    ahead, step = at + 4 * stride, 4 * LANES // passes
-    for i in range(0, rows, 3):
-        if rows - i >= 3:
-            dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 3)
-        elif rows - i == 2:
-            dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 2)
-        else:
-            dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 1)
-        ahead += 4 * stride // passes
+def dot_pass(
+    i: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int, sums: Any, ahead: int,
+    step: int,
+) -> None:  # fmt: skip
+    """sums[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`) and j < 4; fetches
+    `step` floats from `ahead` on for each vector of the width."""
+    if rows - i >= 3:
+        dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 3)
+    elif rows - i == 2:
+        dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 2)
+    else:
+        dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 1)
+
+
+@kernel()
+def finish_four(
+    n: int, count: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int, width: int,
+    sums: Any, bias: Any, out: Any, out_row: int,
+) -> None:  # fmt: skip
+    """Columns n .. n + count - 1 of the result, from their sums over `whole`; a bias of size 0 is none."""
     for i in range(rows):
-        for j in range(4):
+        for j in range(count):
             for d in range(whole, width):
                 sums[i * 4 + j] += x[i * x_row + d] * weight[at + j * stride + d]
+            out[i * out_row + n + j] = sums[i * 4 + j] + bias[n + j] if bias.size else sums[i * 4 + j]
 
 
 @kernel()
@@ -58,16 +66,20 @@ def _outputs(
     start: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any, out: Any,
     outputs: int,
 ) -> None:  # fmt: skip
-    """Columns [start, stop) of the result; a bias of size 0 is none."""
+    """Columns [start, stop) of the result."""
     sums = np.empty(rows * 4, np.float32)
+    whole = width - width % LANES
+    passes = (rows + 2) // 3
     n = start
     while n < stop:
         # The last one to three have no four rows to read: each is then taken as if it were four.
         count = 4 if stop - n >= 4 else 1
-        _dot_four(x, rows, x_row, weight, n * weight_row, weight_row if count == 4 else 0, width, sums)
-        for i in range(rows):
-            for j in range(count):
-                out[i * outputs + n + j] = sums[i * 4 + j] + bias[n + j] if bias.size else sums[i * 4 + j]
+        at, stride = n * weight_row, weight_row if count == 4 else 0
+        ahead = at + 4 * stride
+        for i in range(0, rows, 3):
+            dot_pass(i, x, rows, x_row, weight, at, stride, whole, sums, ahead, 4 * LANES // passes)
+            ahead += 4 * stride // passes
+        finish_four(n, count, x, rows, x_row, weight, at, stride, whole, width, sums, bias, out, outputs)
         n += count
 
 
@@ -89,14 +101,9 @@ def _linear(
             _outputs(start, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `Ops.linear`; float32 of at most MAX_ROWS rows is the kernel's, all else torch's.
-
-    Raises: ValueError naming the argument.
-    """
-    rows = x.shape[0]
-    if not 0 < rows <= MAX_ROWS or weight.dtype is not torch.float32:
-        return F.linear(x, weight, bias)
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int, int, int]:
+    """(width, outputs, the bias's address, its entries) of what a kernel can take. Raises: ValueError naming the
+    argument."""
     _, width = check("x", x, torch.float32, 2)
     outputs, weight_width = check("weight", weight, torch.float32, 2)
     if weight_width != width:
@@ -107,6 +114,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if num_biases != outputs:
             raise ValueError(f"bias: {num_biases} entries for a weight of {outputs} rows")
         bias_address = bias.data_ptr()
+    return width, outputs, bias_address, num_biases
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `Ops.linear`; float32 of at most MAX_ROWS rows is the kernel's, all else torch's.
+
+    Raises: ValueError naming the argument.
+    """
+    rows = x.shape[0]
+    if not 0 < rows <= MAX_ROWS or weight.dtype is not torch.float32:
+        return F.linear(x, weight, bias)
+    width, outputs, bias_address, num_biases = check_linear(x, weight, bias)
     out = torch.empty((rows, outputs))
     _linear(
         x.data_ptr(), rows, x.stride(0), weight.data_ptr(), weight.stride(0), outputs, width, bias_address, num_biases,

@@ -1,6 +1,6 @@
-"""The op `add_lora` on CPU: many adapters in one step.
+"""The ops `add_lora` and `linear_lora` on CPU: many adapters in one step.
 
-Owns: the choice between the kernel (`lora_rows.py`) and, for a long prompt in one adapter, torch's matrix products.
+Owns: the choice between the kernel (`lora_linear.py`) and, for a long prompt in one adapter, torch's matrix products.
 Must not know: adapters' names, modules, requests.
 Invariant: as long as no adapter has LONG adjoining rows, a row's numbers do not depend on what else is in the step.
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from izh.kernels.cpu.check import check
-from izh.kernels.cpu.lora_rows import add_lora_rows
+from izh.kernels.cpu.linear import MAX_ROWS, check_linear, linear
+from izh.kernels.cpu.lora_linear import linear_lora_rows
 from izh.kernels.lora import AdapterRows
 
 LONG = 384  # adjoining rows of one adapter from which on torch's matrix products are faster
@@ -33,42 +34,83 @@ def _checked_offsets(offsets: tuple[int, ...], parts: int, outputs: int) -> Tens
 def add_lora(
     y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
 ) -> None:
-    """See `Ops.add_lora`. Float32 on CPU; x and y may be views of wider rows, all else is contiguous.
+    """See `Ops.add_lora`. Float32 on CPU; x and y may be views of wider rows, all else is contiguous, b as [S, R, D].
 
     Modifies: y. Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit; y is then
     untouched.
     """
     num_rows, width = check("x", x, torch.float32, 2)
     y_rows, outputs = check("y", y, torch.float32, 2)
-    num_slots, parts, max_rank, a_width = check("a", a, torch.float32, 4, contiguous=True)
-    b_shape = check("b", b, torch.float32, 3, contiguous=True)
     if y_rows != num_rows:
         raise ValueError(f"y: {y_rows} rows for {num_rows} of x")
-    if a_width != width:
-        raise ValueError(f"a: width {a_width} for rows of x {tuple(x.shape)}")
-    if b_shape != (num_slots, outputs, max_rank):
-        raise ValueError(f"b: shape {tuple(b_shape)}; y and a need {(num_slots, outputs, max_rank)}")
-    if check("ranks", ranks, torch.int32, 2, contiguous=True) != (num_slots, parts):
-        raise ValueError(f"ranks: shape {tuple(ranks.shape)} for {num_slots} slots of {parts} parts")
-    (num_order,) = check("rows", rows.order, torch.int32, 1)
-    fault = add_lora_rows(
-        x.data_ptr(), num_rows, x.stride(0), width, a.data_ptr(), num_slots, parts, max_rank, b.data_ptr(), outputs,
-        _checked_offsets(offsets, parts, outputs).data_ptr(), ranks.data_ptr(), rows.order.data_ptr(), num_order,
-        rows.starts.data_ptr(), rows.slots.data_ptr(), len(rows.groups), LONG, numba.get_num_threads(), y.data_ptr(),
+    memory = _check_weights(width, outputs, a, b, offsets, ranks, rows)
+    fault = linear_lora_rows(
+        x.data_ptr(), num_rows, x.stride(0), width, 0, 0, 0, 0, 0, *memory, LONG, numba.get_num_threads(), y.data_ptr(),
         y.stride(0),
     )  # fmt: skip
     if fault >= 0:
-        slot, start, stop = rows.groups[fault]
-        if slot >= num_slots:
-            raise ValueError(f"rows: slot {slot} of a bank of {num_slots}")
-        if (last := int(rows.order[stop - 1])) >= num_rows:
-            raise ValueError(f"rows: row {last} of a step of {num_rows}")
-        raise ValueError(f"ranks: {ranks[slot].tolist()} in slot {slot}, whose room is for 0 to {max_rank}")
+        raise _error(fault, num_rows, a, ranks, rows)
     if rows.longest >= LONG:
         for slot, start, stop in rows.groups:
             first, last = int(rows.order[start]), int(rows.order[stop - 1]) + 1
             if stop - start >= LONG and last - first == stop - start:
                 _add_long(y[first:last], x[first:last], a[slot], b[slot], offsets, ranks[slot].tolist())
+
+
+def linear_lora(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor,
+    rows: AdapterRows,
+) -> Tensor:  # fmt: skip
+    """See `Ops.linear_lora`. Of at most MAX_ROWS rows both are one kernel's, with the bits of one after the other.
+
+    Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit.
+    """
+    num_rows = x.shape[0]
+    if not 0 < num_rows <= MAX_ROWS or weight.dtype is not torch.float32:
+        y = linear(x, weight, bias)
+        add_lora(y, x, a, b, offsets, ranks, rows)
+        return y
+    width, outputs, bias_address, num_biases = check_linear(x, weight, bias)
+    memory = _check_weights(width, outputs, a, b, offsets, ranks, rows)
+    y = torch.empty((num_rows, outputs))
+    fault = linear_lora_rows(
+        x.data_ptr(), num_rows, x.stride(0), width, weight.data_ptr(), weight.stride(0), bias_address, num_biases, 1,
+        *memory, LONG, numba.get_num_threads(), y.data_ptr(), outputs,
+    )  # fmt: skip
+    if fault >= 0:
+        raise _error(fault, num_rows, a, ranks, rows)
+    return y
+
+
+def _check_weights(
+    width: int, outputs: int, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
+) -> tuple[int, ...]:
+    """What the kernel reads of them, as its arguments from `a_address` to `num_groups`. Raises ValueError."""
+    num_slots, parts, max_rank, a_width = check("a", a, torch.float32, 4, contiguous=True)
+    if a_width != width:
+        raise ValueError(f"a: width {a_width} for rows of x of {width}")
+    if b.shape != (num_slots, outputs, max_rank) or b.dtype is not torch.float32 or not b.is_cpu:
+        raise ValueError(f"b: {b.dtype} {tuple(b.shape)} on {b.device}; needed is {(num_slots, outputs, max_rank)}")
+    if b.stride() != (outputs * max_rank, 1, outputs) and not b.transpose(1, 2).is_contiguous():
+        raise ValueError(f"b: strides {b.stride()}; its ranks must be outermost, as Ops.lora_b_by_rank says")
+    if check("ranks", ranks, torch.int32, 2, contiguous=True) != (num_slots, parts):
+        raise ValueError(f"ranks: shape {tuple(ranks.shape)} for {num_slots} slots of {parts} parts")
+    (num_order,) = check("rows", rows.order, torch.int32, 1)
+    return (
+        a.data_ptr(), num_slots, parts, max_rank, b.data_ptr(), outputs,
+        _checked_offsets(offsets, parts, outputs).data_ptr(), ranks.data_ptr(), rows.order.data_ptr(), num_order,
+        rows.starts.data_ptr(), rows.slots.data_ptr(), len(rows.groups),
+    )  # fmt: skip
+
+
+def _error(fault: int, num_rows: int, a: Tensor, ranks: Tensor, rows: AdapterRows) -> ValueError:
+    """What is wrong with the group that the kernel found."""
+    slot, _, stop = rows.groups[fault]
+    if slot >= a.shape[0]:
+        return ValueError(f"rows: slot {slot} of a bank of {a.shape[0]}")
+    if (last := int(rows.order[stop - 1])) >= num_rows:
+        return ValueError(f"rows: row {last} of a step of {num_rows}")
+    return ValueError(f"ranks: {ranks[slot].tolist()} in slot {slot}, whose room is for 0 to {a.shape[2]}")
 
 
 def _add_long(y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: list[int]) -> None:

@@ -1,44 +1,52 @@
-"""Register tile of the expansion y = B low, on B as it lies: outputs in rows, ranks side by side.
+"""Register tiles of the low-rank corrections, for rows that lie anywhere: low = A x and y += B low.
 
-Owns: `expand_tile`, which turns four ranks of eight outputs over in registers and uses them for all rows of the tile.
-Must not know: adapters, threads.
-Invariant: a result's sum runs over its ranks in ascending order, however many rows share the tile. Nothing beyond the
-real rank is read: there lie leftovers of earlier adapters.
+Owns: `shrink_tile` and `expand_tile`. Must not know: adapters, threads.
+Invariant: the order of arithmetic of one result is fixed, however many rows or columns share the tile.
+
+Arrays as in `simd.py`: `*_at` is an offset in elements, `*_stride` the distance between rows.
 """
 
 from typing import Any
 
 import llvmlite.ir as ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from izh.kernels.cpu.simd import LANES, VectorCode
 
-RANKS = 4  # turned over at once: four quarter rows of two halves of the tile
-_QUARTER = ir.VectorType(ir.FloatType(), RANKS)
 
+@intrinsic(prefer_literal=True)
+def shrink_tile(
+    typing_context: Any,
+    rows: Any,
+    rows_at: Any,
+    keys: Any,
+    keys_at: Any,
+    keys_stride: Any,
+    width: Any,
+    out: Any,
+    out_at: Any,
+    out_stride: Any,
+    num_keys: Any,
+) -> Any:
+    """out[i, j] = sum over d < width of rows[rows_at[i] + d] * keys[j, d], j < num_keys.
 
-def _columns(code: VectorCode, rows: list[ir.Value], at: ir.Value) -> list[ir.Value]:
-    """rows[0..7][at .. at + 3] -> four vectors, the c-th holding element at + c of each row."""
-    builder = code.builder
+    `rows_at` is a tuple of offsets, `width` a multiple of LANES, `num_keys` a literal, 4 or 8; rows x keys, at most 12,
+    is what stays in registers. The bits are those of `dot_tile`.
+    """
+    at = types.intp
+    signature = types.void(rows, types.UniTuple(at, len(rows_at)), keys, at, at, at, out, at, at, num_keys)
 
-    def quarter(row: ir.Value) -> ir.Value:
-        return builder.load(builder.bitcast(builder.gep(row, [at]), _QUARTER.as_pointer()), align=4)
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        q, q_at, k, k_at, k_stride, stop, o, o_at, o_stride, _ = args
+        code, zero, wide = VectorCode(context, builder), stop.type(0), num_keys.literal_value
+        q_rows = [code.row(rows, q, each, zero, 0) for each in cgutils.unpack_tuple(builder, q_at)]
+        k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(wide)]
+        code.dot(q_rows, k_rows, stop, [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))])
+        return context.get_dummy_value()
 
-    both = [code.shuffle(quarter(rows[i]), quarter(rows[i + RANKS]), list(range(LANES))) for i in range(RANKS)]
-    low = [code.shuffle(both[i], both[i + 1], [0, 8, 1, 9, 4, 12, 5, 13]) for i in (0, 2)]
-    high = [code.shuffle(both[i], both[i + 1], [2, 10, 3, 11, 6, 14, 7, 15]) for i in (0, 2)]
-    first, second = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
-    return [code.shuffle(pair[0], pair[1], lanes) for pair in (low, high) for lanes in (first, second)]
-
-
-def _column(code: VectorCode, rows: list[ir.Value], at: ir.Value) -> ir.Value:
-    """Element `at` of each of the eight rows."""
-    builder = code.builder
-    vector = ir.Constant(ir.VectorType(ir.FloatType(), LANES), ir.Undefined)
-    for lane, row in enumerate(rows):
-        vector = builder.insert_element(vector, builder.load(builder.gep(row, [at])), ir.IntType(32)(lane))
-    return vector
+    return signature, codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -53,41 +61,38 @@ def expand_tile(
     rank: Any,
     out: Any,
     out_at: Any,
-    out_stride: Any,
-    num_rows: Any,
+    num_vectors: Any,
 ) -> Any:
-    """out[out_at + i * out_stride + e] = sum over j < rank of low[i, j] * weights[e, j], i < num_rows and e < LANES.
+    """out[out_at[i] + e] += sum over j < rank, ascending, of low[i, j] * weights[j, e], e < num_vectors * LANES.
 
-    `num_rows` is a literal, at most 4.
+    `out_at` is a tuple of offsets, `num_vectors` a literal; their product, at most 12, is what stays in registers.
     """
     at = types.intp
-    signature = types.void(low, at, at, weights, at, at, at, out, at, at, num_rows)
+    signature = types.void(
+        low, at, at, weights, at, at, at, out, types.UniTuple(at, len(out_at)), num_vectors
+    )  # fmt: skip
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        lo, lo_at, lo_stride, w, w_at, w_stride, stop, o, o_at, o_stride, _ = args
-        code = VectorCode(context, builder)
-        count = num_rows.literal_value
-        low_rows = [code.row(low, lo, lo_at, lo_stride, i) for i in range(count)]
-        weight_rows = [code.row(weights, w, w_at, w_stride, e) for e in range(LANES)]
-        sums = code.registers(count)
-        zero = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
+        lo, lo_at, lo_stride, w, w_at, w_stride, stop, o, o_at, _ = args
+        code, wide = VectorCode(context, builder), num_vectors.literal_value
+        lanes = [stop.type(c * LANES) for c in range(wide)]
+        out_rows = [code.row(out, o, each, stop.type(0), 0) for each in cgutils.unpack_tuple(builder, o_at)]
+        low_rows = [code.row(low, lo, lo_at, lo_stride, i) for i in range(len(out_rows))]
+        weight_row = code.row(weights, w, w_at, w_stride, 0)
+        sums = code.registers(len(out_rows) * wide)
         for place in sums:
-            builder.store(zero, place)
-
-        def add(column: ir.Value, rank_at: ir.Value) -> None:
-            for row, place in zip(low_rows, sums, strict=True):
-                factor = code.spread(builder.load(builder.gep(row, [rank_at])))
-                builder.store(code.multiply_add(factor, column, builder.load(place)), place)
-
-        whole = builder.and_(stop, stop.type(-RANKS))
-        with code.loop(whole, RANKS) as j:
-            for c, column in enumerate(_columns(code, weight_rows, j)):
-                add(column, builder.add(j, j.type(c)))
-        with code.loop(builder.sub(stop, whole), 1) as left:
-            j = builder.add(whole, left)
-            add(_column(code, weight_rows, j), j)
-        for i, place in enumerate(sums):
-            code.store(builder.load(place), code.row(out, o, o_at, o_stride, i), stop.type(0))
+            builder.store(ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES), place)
+        with code.loop(stop, 1) as j:
+            weight = builder.gep(weight_row, [builder.mul(j, w_stride)])
+            columns = [code.load(weight, lane) for lane in lanes]
+            for i, row in enumerate(low_rows):
+                factor = code.spread(builder.load(builder.gep(row, [j])))
+                for c, column in enumerate(columns):
+                    place = sums[i * wide + c]
+                    builder.store(code.multiply_add(factor, column, builder.load(place)), place)
+        for i, row in enumerate(out_rows):
+            for c, lane in enumerate(lanes):
+                code.store(builder.fadd(code.load(row, lane), builder.load(sums[i * wide + c])), row, lane)
         return context.get_dummy_value()
 
     return signature, codegen

@@ -1,6 +1,6 @@
 """Register tiles of float32 written as LLVM vector code, for the loops whose speed is the model's speed.
 
-Owns: `dot_tile` (many rows against many keys), `dot_tile_ahead` (the same, fetching what comes next) and
+Owns: `dot_tile` (many rows against many keys), `dot_tile_ahead` (the same, fetching what comes next), `fetch_line` and
 `accumulate_tile` (weighted sum of rows).
 Must not know: attention, paging.
 Invariant: the order of arithmetic of one result depends only on the width of a row, never on how many rows or keys
@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 8
-_LINE = 16  # floats of a cache line
+LINE = 16  # floats of a cache line
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _INT32 = ir.IntType(32)
@@ -50,14 +50,15 @@ class VectorCode:
         pointer = self.builder.gep(row, [at])
         self.builder.store(value, self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
 
-    def fetch(self, row: ir.Value, at: ir.Value) -> None:
-        """Ask for the cache line of an element, which need not exist: this never faults and waits for nothing."""
+    def fetch(self, row: ir.Value, at: ir.Value, locality: int = 3) -> None:
+        """Ask for the cache line of an element, which need not exist: this never faults and waits for nothing. Into
+        every cache, or with a `locality` of 2 into all but the nearest."""
         byte = ir.IntType(8).as_pointer()
         prefetch = self.builder.module.declare_intrinsic(
             "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
         )
         pointer = self.builder.bitcast(self.builder.gep(row, [at]), byte)
-        self.builder.call(prefetch, [pointer, _INT32(0), _INT32(3), _INT32(1)])  # to read, into every cache, data
+        self.builder.call(prefetch, [pointer, _INT32(0), _INT32(locality), _INT32(1)])  # to read, data
 
     def spread(self, scalar: ir.Value) -> ir.Value:
         """The scalar in every lane."""
@@ -101,12 +102,12 @@ class VectorCode:
         out_rows: list[ir.Value],
         ahead: tuple[ir.Value, ir.Value] | None = None,
     ) -> None:
-        """Each of `out_rows` gets its row's products with the four keys, d ascending.
+        """Each of `out_rows` gets its row's products with the keys, a multiple of four, d ascending.
 
         With `ahead` (row, step) vector n of the width also fetches the two cache lines from element n * step of it.
         """
-        builder, count = self.builder, len(q_rows)
-        sums = self.registers(count * 4)
+        builder, count, num_keys = self.builder, len(q_rows), len(k_rows)
+        sums = self.registers(count * num_keys)
         for place in sums:
             builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
         with self.loop(width, LANES) as d:
@@ -114,16 +115,19 @@ class VectorCode:
             if ahead is not None:
                 row, step = ahead
                 at = builder.mul(builder.sdiv(d, d.type(LANES)), step)
-                for offset in (0, _LINE):
+                for offset in (0, LINE):
                     self.fetch(row, builder.add(at, at.type(offset)))
             for j, key in enumerate(k_rows):
                 k_now = self.load(key, d)
                 for i in range(count):
-                    place = sums[i * 4 + j]
+                    place = sums[i * num_keys + j]
                     builder.store(self.multiply_add(q_now[i], k_now, builder.load(place)), place)
         for i, row in enumerate(out_rows):
-            four = self.sum_lanes([builder.load(place) for place in sums[i * 4 : i * 4 + 4]])
-            builder.store(four, builder.bitcast(row, four.type.as_pointer()), align=4)
+            for j in range(0, num_keys, 4):
+                at = i * num_keys + j
+                four = self.sum_lanes([builder.load(place) for place in sums[at : at + 4]])
+                to = builder.gep(row, [width.type(j)])
+                builder.store(four, builder.bitcast(to, four.type.as_pointer()), align=4)
 
 
 @intrinsic(prefer_literal=True)
@@ -188,6 +192,20 @@ def dot_tile_ahead(
         k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
         o_rows = [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))]
         code.dot(q_rows, k_rows, stop, o_rows, (code.row(keys, k, a_at, k_stride, 0), a_step))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def fetch_line(typing_context: Any, array: Any, at: Any) -> Any:
+    """Ask for the cache line of array[at], which need not exist, into the second cache."""
+    signature = types.void(array, types.intp)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        code = VectorCode(context, builder)
+        data = context.make_array(array)(context, builder, args[0]).data
+        code.fetch(data, args[1], locality=2)
         return context.get_dummy_value()
 
     return signature, codegen

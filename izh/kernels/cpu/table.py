@@ -26,6 +26,8 @@ NUMBA = Ops(
     layer_norm=layer_norm.layer_norm,
     add_layer_norm=layer_norm.add_layer_norm,
     packed_attention=packed_attention.packed_attention,
+    linear_lora=lora.linear_lora,
+    lora_b_by_rank=True,
 )
 
 

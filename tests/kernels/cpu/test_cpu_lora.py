@@ -1,9 +1,12 @@
+import dataclasses
+
 import numba
 import pytest
 import torch
 from lora_cases import MIXES, LoraCase, lora_case
 
 from izh.kernels.cpu import lora
+from izh.kernels.cpu.linear import MAX_ROWS
 from izh.kernels.cpu.table import NUMBA, warm_up
 from izh.kernels.cpu.threads import choose_layer
 from izh.kernels.lora import AdapterRows
@@ -16,11 +19,25 @@ WITH_ROWS = {name: mix for name, mix in MIXES.items() if max(mix) >= 0}
 MIXED_RANKS = [[8, 16, 3], [1, 0, 64], [2, 5, 7], [12, 4, 33], [0, 0, 0]]
 
 
+def by_rank(b: torch.Tensor) -> torch.Tensor:
+    """b [S, D, R], as [S, R, D] in memory."""
+    return b.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def run(case: LoraCase) -> torch.Tensor:
     assert case.rows is not None
     y = case.y.clone()
-    NUMBA.add_lora(y, case.x, case.a, case.b, case.offsets, case.ranks, case.rows)
+    NUMBA.add_lora(y, case.x, case.a, by_rank(case.b), case.offsets, case.ranks, case.rows)
     return y
+
+
+def run_at_once(case: LoraCase, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    assert case.rows is not None
+    return NUMBA.linear_lora(case.x, weight, bias, case.a, by_rank(case.b), case.offsets, case.ranks, case.rows)
+
+
+def one_after_the_other(case: LoraCase, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return run(dataclasses.replace(case, y=NUMBA.linear(case.x, weight, bias)))
 
 
 @pytest.mark.parametrize("mix", WITH_ROWS.values(), ids=WITH_ROWS.keys())
@@ -68,17 +85,19 @@ def test_a_row_is_the_same_whatever_else_is_in_the_step() -> None:
             assert torch.equal(run(case.only([row]))[0], together[row]), f"row {row}"
 
 
-def test_a_row_is_the_same_on_any_number_of_threads() -> None:
-    case = lora_case([0] * 30 + [1] * 2, width=576, offsets=(0, 576, 1000), ranks=[[16, 13], [16, 16]])
-    before = numba.get_num_threads()
-    try:
-        results = []
-        for threads in range(1, numba.config.NUMBA_NUM_THREADS + 1):
-            numba.set_num_threads(threads)
-            results.append(run(case))
-    finally:
-        numba.set_num_threads(before)
-    assert all(torch.equal(results[0], other) for other in results[1:])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])
+def test_a_row_is_the_same_on_any_number_of_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are cut for each number of threads anew: at parts that are no multiple of a vector, and beside one
+    without any rank."""
+    offsets = (0, 300, 309, 609, 1000)
+    case = lora_case(
+        [*[0] * 30, *[1] * 2, -1], width=100, offsets=offsets, ranks=[[16, 3, 13, 16], [16, 0, 16, 16], [0, 0, 0, 0]]
+    )
+    weight, bias = torch.randn(1000, 100), torch.randn(1000)
+    alone, at_once = run(case), run_at_once(case, weight, bias)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: threads)
+    assert torch.equal(run(case), alone)
+    assert torch.equal(run_at_once(case, weight, bias), at_once)
 
 
 def test_rows_may_be_views_of_wider_ones() -> None:
@@ -86,7 +105,7 @@ def test_rows_may_be_views_of_wider_ones() -> None:
     wide_x, wide_y = torch.full((13, 40), float("nan")), torch.full((13, 50), 7.0)
     wide_x[:, 3:27], wide_y[:, 11:41] = case.x, case.y
     assert case.rows is not None
-    NUMBA.add_lora(wide_y[:, 11:41], wide_x[:, 3:27], case.a, case.b, case.offsets, case.ranks, case.rows)
+    NUMBA.add_lora(wide_y[:, 11:41], wide_x[:, 3:27], case.a, by_rank(case.b), case.offsets, case.ranks, case.rows)
     assert torch.equal(wide_y[:, 11:41], run(case))
     assert (wide_y[:, :11] == 7.0).all()
     assert (wide_y[:, 41:] == 7.0).all()
@@ -102,10 +121,39 @@ def test_agrees_with_the_reference_at_the_demo_models_shapes() -> None:
         torch.testing.assert_close(run(case), y, **EXACT)
 
 
+@pytest.mark.parametrize("mix", WITH_ROWS.values(), ids=WITH_ROWS.keys())
+@pytest.mark.parametrize("width", [1, 8, 65, 576])
+@pytest.mark.parametrize("offsets", [(0, 1, 8, 15), (0, 64, 64, 201), (0, 576, 768, 960)])
+def test_at_once_is_one_after_the_other(mix: list[int], width: int, offsets: tuple[int, ...]) -> None:
+    case = lora_case(mix, width=width, offsets=offsets, ranks=MIXED_RANKS)
+    weight, bias = torch.randn(offsets[-1], width), torch.randn(offsets[-1])
+    assert torch.equal(run_at_once(case, weight), one_after_the_other(case, weight))
+    y = run_at_once(case, weight, bias)
+    assert torch.equal(y, one_after_the_other(case, weight, bias))
+    base = torch.tensor(mix) < 0
+    assert torch.equal(y[base], NUMBA.linear(case.x, weight, bias)[base])
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 31, MAX_ROWS, MAX_ROWS + 1])
+@pytest.mark.parametrize("num_slots", [1, 8, 64])
+def test_at_once_for_any_number_of_rows(num_rows: int, num_slots: int) -> None:
+    slots = [(5 * i) % num_slots for i in range(num_rows)]
+    case = lora_case(slots, width=100, offsets=(0, 300, 700), ranks=[[s % 9, 16] for s in range(num_slots)])
+    weight = torch.randn(700, 100)
+    assert torch.equal(run_at_once(case, weight), one_after_the_other(case, weight))
+
+
+def test_at_once_with_ranks_that_are_all_zero_is_the_base() -> None:
+    case = lora_case([0, -1, 1], width=100, offsets=(0, 70, 133), ranks=[[0, 0], [0, 0], [4, 4]])
+    weight = torch.randn(133, 100)
+    assert torch.equal(run_at_once(case, weight), NUMBA.linear(case.x, weight, None))
+
+
 def test_warm_up_leaves_nothing_to_compile() -> None:
     warm_up()
     run(lora_case([0, 1, -1, 1], width=9, offsets=(0, 3, 6), ranks=[[2, 3], [4, 0]]))
-    assert len(lora.add_lora_rows.signatures) == 1
+    run_at_once(lora_case([0], width=8, offsets=(0, 5), ranks=[[4]]), torch.ones(5, 8), torch.ones(5))
+    assert len(lora.linear_lora_rows.signatures) == 1
 
 
 CASE = lora_case([0, 1, -1, 1], width=9, offsets=(0, 3, 6), ranks=[[2, 4], [4, 0]])
@@ -119,7 +167,9 @@ NAMES = ["y", "x", "a", "b", "offsets", "ranks", "rows"]
         ("y", CASE.y[:3], "y: 3 rows for 4 of x"),
         ("x", CASE.x[:, :8], "a: width 9 for rows of x"),
         ("a", CASE.a[:, :1], "a: strides"),
-        ("b", CASE.b[:, :5].contiguous(), "b: shape"),
+        ("b", by_rank(CASE.b[:, :5]), "b: torch.float32 .2, 5, 4."),
+        ("b", by_rank(CASE.b).double(), "b: torch.float64"),
+        ("b", CASE.b, "b: strides .*ranks must be outermost"),
         ("offsets", (0, 6), "offsets: .*do not cut 6 outputs into 2 parts"),
         ("offsets", (0, 7, 6), "offsets: "),
         ("offsets", (1, 3, 6), "offsets: "),
@@ -131,9 +181,27 @@ NAMES = ["y", "x", "a", "b", "offsets", "ranks", "rows"]
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(name: str, value: object, says: str) -> None:
-    args = [CASE.y.clone(), CASE.x, CASE.a, CASE.b, CASE.offsets, CASE.ranks, CASE.rows]
+    args = [CASE.y.clone(), CASE.x, CASE.a, by_rank(CASE.b), CASE.offsets, CASE.ranks, CASE.rows]
     args[NAMES.index(name)] = value
     before = args[0].clone()
     with pytest.raises(ValueError, match=f"^({says})"):
         lora.add_lora(*args)
     assert torch.equal(args[0], before)
+    if name != "y":
+        weight = torch.ones(6, 8 if name == "x" else 9)
+        with pytest.raises(ValueError, match=f"^({says})"):
+            lora.linear_lora(args[1], weight, None, *args[2:])
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "says"),
+    [
+        (torch.ones(6, 8), None, "weight: shape"),
+        (torch.ones(5, 9), None, "b: .*needed is .2, 5, 4."),
+        (torch.ones(9, 6).T, None, "weight: strides"),
+        (torch.ones(6, 9), torch.ones(5), "bias: 5 entries"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_refused_by_name(weight: torch.Tensor, bias: torch.Tensor, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}"):
+        run_at_once(CASE, weight, bias)

@@ -1,0 +1,231 @@
+"""A linear layer and the low-rank corrections of its rows on CPU, in one kernel: y = x W^T + bias + B (A x).
+
+Owns: the two phases. Each computes a share of the base's columns, which is arithmetic on weights that the cache holds,
+and meanwhile fetches what the corrections read, which is work for the memory: first each adapter's A, once for all of
+its rows, for low = A x; then B, for y += B low. Without a base only the corrections are computed.
+Must not know: tensors, adapters' names. Rows lie grouped by slot as in `AdapterRows`.
+Invariant: a row's numbers depend on that row and its adapter alone, whatever else is in the step, on any number of
+threads; without an adapter they are those of `linear.py`.
+
+A thread owns the columns cuts[t] .. cuts[t + 1] of y, and no other touches them:
+
+    first phase     | base, `early` columns |                         units of four ranks, an equal share of their cost
+    second phase                            | base, the others    |   pieces of BLOCK columns, once their base is there
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import carray, prange
+
+from izh.kernels.cpu.compile import float32_at, int32_at, kernel
+from izh.kernels.cpu.linear import dot_pass, finish_four
+from izh.kernels.cpu.lora_plan import (
+    AT,
+    COST,
+    LINES,
+    RANKS,
+    block_at,
+    costs_of,
+    cut_columns,
+    find_fault,
+    unit_share,
+    units_of,
+)
+from izh.kernels.cpu.lora_rows import expand, shrink
+from izh.kernels.cpu.simd import LANES, LINE, fetch_line
+
+PARALLEL_WORK = 65536  # cost below which one thread does all
+
+
+@kernel()
+def _first_phase(
+    start: int, stop: int, u: int, last: int, units: Any, x: Any, rows: int, x_row: int, weight: Any, weight_row: int,
+    width: int, bias: Any, y: Any, y_row: int, order: Any, starts: Any, a: Any, low: Any, low_row: int,
+) -> None:  # fmt: skip
+    """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
+    sums = np.empty(rows * 4, np.float32)
+    whole = width - width % LANES
+    passes = (rows + 2) // 3
+    total = ((stop - start) // 4 + (stop - start) % 4) * passes
+    lines = fetched = done = line = 0  # `line` is the next one of unit `fetching`
+    for v in range(u, last):
+        lines += units[v, LINES]
+    fetching = u
+    n = start
+    while n < stop:
+        count = 4 if stop - n >= 4 else 1
+        at, stride = n * weight_row, weight_row if count == 4 else 0
+        ahead, here = at + 4 * stride, fetching
+        for i in range(0, rows, 3):
+            dot_pass(i, x, rows, x_row, weight, at, stride, whole, sums, ahead, 4 * LANES // passes)
+            ahead += 4 * stride // passes
+            done += 1
+            due = lines * done // total
+            while fetched < due:
+                run = min(due - fetched, units[fetching, LINES] - line)
+                from_at = units[fetching, AT] + line * LINE
+                for e in range(run):
+                    fetch_line(a, from_at + e * LINE)
+                fetched += run
+                line += run
+                if line == units[fetching, LINES]:
+                    line = 0
+                    fetching += 1
+        finish_four(n, count, x, rows, x_row, weight, at, stride, whole, width, sums, bias, y, y_row)
+        n += count
+        if u < here:
+            shrink(u, here, units, x, x_row, order, starts, a, width, low, low_row)
+            u = here
+    shrink(u, last, units, x, x_row, order, starts, a, width, low, low_row)
+
+
+@kernel()
+def _second_phase(
+    start: int, done: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int,
+    bias: Any, y: Any, y_row: int, order: Any, starts: Any, slots: Any, ranks: Any, offsets: Any, costs: Any, low: Any,
+    low_row: int, b: Any, max_rank: int, least: int,
+) -> None:  # fmt: skip
+    """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile."""
+    sums = np.empty(rows * 4, np.float32)
+    whole = width - width % LANES
+    passes = (rows + 2) // 3
+    total = ((stop - done) // 4 + (stop - done) % 4) * passes
+    outputs = offsets[offsets.size - 1]
+    lines = fetched = num_passes = 0  # a line here is one rank of an adapter in one piece of columns
+    column = start
+    while column < stop:
+        part, end = block_at(column, stop, offsets)
+        for g in range(slots.size):
+            lines += ranks[slots[g], part]
+        column = end
+    column = fetching = start
+    part, end = block_at(start, stop, offsets)
+    g, left, from_at, num = -1, 0, 0, 0  # whose ranks are fetched, from where
+    n = done
+    while n < stop:
+        count = 4 if stop - n >= 4 else 1
+        at, stride = n * weight_row, weight_row if count == 4 else 0
+        ahead, here = at + 4 * stride, fetching
+        for i in range(0, rows, 3):
+            dot_pass(i, x, rows, x_row, weight, at, stride, whole, sums, ahead, 4 * LANES // passes)
+            ahead += 4 * stride // passes
+            num_passes += 1
+            due = lines * num_passes // total
+            while fetched < due:
+                while left == 0:
+                    g += 1
+                    if g == slots.size:
+                        g = 0
+                        fetching = end
+                        part, end = block_at(fetching, stop, offsets)
+                    left = ranks[slots[g], part]
+                    from_at = slots[g] * max_rank * outputs + fetching
+                    num = (end - fetching + from_at % LINE + LINE - 1) // LINE
+                    from_at -= from_at % LINE
+                run = min(due - fetched, left)
+                for _ in range(run):
+                    for e in range(num):
+                        fetch_line(b, from_at + e * LINE)
+                    from_at += outputs
+                left -= run
+                fetched += run
+        finish_four(n, count, x, rows, x_row, weight, at, stride, whole, width, sums, bias, y, y_row)
+        n += count
+        if column < here:
+            column = _expand_pieces(
+                column, here, n, stop, offsets, costs, low, low_row, b, max_rank, order, starts, slots, ranks, least, y,
+                y_row,
+            )  # fmt: skip
+    _expand_pieces(
+        column, stop, stop, stop, offsets, costs, low, low_row, b, max_rank, order, starts, slots, ranks, least, y,
+        y_row,
+    )  # fmt: skip
+
+
+@kernel()
+def _expand_pieces(
+    column: int, until: int, done: int, stop: int, offsets: Any, costs: Any, low: Any, low_row: int, b: Any,
+    max_rank: int, order: Any, starts: Any, slots: Any, ranks: Any, least: int, y: Any, y_row: int,
+) -> int:  # fmt: skip
+    """Corrects the pieces that begin in [column, until) and whose base is `done`; where the next one begins."""
+    while column < until:
+        part, end = block_at(column, stop, offsets)
+        if end > done:
+            break
+        if costs[part] > 0:
+            expand(
+                column, end, part, low, low_row, b, offsets[offsets.size - 1], max_rank, order, starts, slots,
+                ranks, least, y, y_row,
+            )  # fmt: skip
+        column = end
+    return column
+
+
+@kernel(parallel=True)
+def linear_lora_rows(
+    x_address: int, rows: int, x_row: int, width: int, weight_address: int, weight_row: int, bias_address: int,
+    num_biases: int, has_base: int, a_address: int, num_slots: int, parts: int, max_rank: int, b_address: int,
+    outputs: int, offsets_address: int, ranks_address: int, order_address: int, num_order: int, starts_address: int,
+    slots_address: int, num_groups: int, least: int, threads: int, y_address: int, y_row: int,
+) -> int:  # fmt: skip
+    """y = x W^T + bias if `has_base`, and y += corrections of the rows of all groups that are not long; b is [S, R, D].
+
+    What `find_fault` finds, nothing computed then; else -1.
+    """
+    x, y = carray(float32_at(x_address), rows * x_row + width), carray(float32_at(y_address), rows * y_row + outputs)
+    weight = carray(float32_at(weight_address), outputs * weight_row + width)
+    bias = carray(float32_at(bias_address), num_biases)
+    a = carray(float32_at(a_address), num_slots * parts * max_rank * width)
+    b = carray(float32_at(b_address), num_slots * max_rank * outputs)
+    offsets = carray(int32_at(offsets_address), parts + 1)
+    ranks = carray(int32_at(ranks_address), (num_slots, parts))
+    order, starts = carray(int32_at(order_address), num_order), carray(int32_at(starts_address), num_groups + 1)
+    slots = carray(int32_at(slots_address), num_groups)
+    fault = find_fault(order, starts, slots, ranks, rows, num_slots, max_rank)
+    if fault >= 0:
+        return fault
+    units = units_of(order, starts, slots, ranks, width, max_rank, least)
+    costs = costs_of(order, starts, slots, ranks, least)
+    num_units, each = units.shape[0] - 1, rows * width if has_base else 0
+    work = units[num_units, COST] + outputs * each
+    shrinks = expands = 0  # what there is to fetch
+    for u in range(num_units):
+        shrinks += units[u, RANKS] * width
+    for p in range(parts):
+        work += (offsets[p + 1] - offsets[p]) * costs[p]
+        for g in range(num_groups):
+            expands += (offsets[p + 1] - offsets[p]) * ranks[slots[g], p]
+    if work == 0:
+        return -1
+    if work < PARALLEL_WORK:
+        threads = 1
+    low_row = parts * max_rank
+    low = np.empty(num_order * low_row, np.float32)
+    cuts = cut_columns(costs, each, offsets, threads)
+    # The base's columns are split between the phases as what is fetched is, and alike in all threads.
+    early = outputs
+    for t in range(threads):
+        early = min(early, cuts[t + 1] - cuts[t])
+    early = early * shrinks // max(shrinks + expands, 1) // 4 * 4 if has_base else 0
+    if threads == 1:
+        _first_phase(
+            np.int64(0), early, np.int64(0), num_units, units, x, rows, x_row, weight, weight_row, width, bias, y,
+            y_row, order, starts, a, low, low_row,
+        )  # fmt: skip
+        _second_phase(
+            np.int64(0), early if has_base else outputs, outputs, x, rows, x_row, weight, weight_row, width, bias, y,
+            y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, max_rank, least,
+        )  # fmt: skip
+    else:
+        for t in prange(threads):
+            _first_phase(
+                cuts[t], cuts[t] + early, unit_share(units, t, threads), unit_share(units, t + 1, threads), units, x,
+                rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, a, low, low_row,
+            )  # fmt: skip
+        for t in prange(threads):
+            _second_phase(
+                cuts[t], cuts[t] + early if has_base else cuts[t + 1], cuts[t + 1], x, rows, x_row, weight, weight_row,
+                width, bias, y, y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, max_rank, least,
+            )  # fmt: skip
+    return -1

@@ -1,0 +1,123 @@
+"""How the work of one corrected projection is cut into pieces and shares.
+
+Owns: the check of a step's groups, the units of the first phase (four ranks of one adapter), the columns each thread
+takes.
+Must not know: arithmetic, tensors. Rows lie grouped by slot as in `AdapterRows`.
+Invariant: columns are cut only a multiple of LANES after the beginning of a part, so a column's code path does not
+depend on the number of threads.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from izh.kernels.cpu.compile import kernel, share
+from izh.kernels.cpu.simd import LANES, LINE
+
+BLOCK = 128  # columns per piece of the second phase
+STREAMING = 3  # what it costs to read a weight, in units of using it for one row
+# The columns of a table of units: an adapter's rows, where its A begins that is read, how many ranks of it count, where
+# low gets them, how many cache lines that is, and the cost of all units up to this one.
+GROUP, AT, RANKS, LOW, LINES, COST, FIELDS = 0, 1, 2, 3, 4, 5, 6
+
+
+@kernel()
+def find_fault(order: Any, starts: Any, slots: Any, ranks: Any, num_rows: int, num_slots: int, max_rank: int) -> int:
+    """The first group with a row, slot or rank that does not exist; -1 if there is none."""
+    parts = ranks.shape[1]
+    for g in range(slots.size):
+        if not (0 <= slots[g] < num_slots and 0 <= starts[g] <= starts[g + 1] <= order.size):
+            return g
+        for k in range(starts[g], starts[g + 1]):
+            if not 0 <= order[k] < num_rows:
+                return g
+        for p in range(parts):
+            if not 0 <= ranks[slots[g], p] <= max_rank:
+                return g
+    return -1
+
+
+@kernel()
+def is_long(order: Any, starts: Any, g: int, least: int) -> Any:
+    """Whether the group has `least` rows or more and they adjoin, so that a matrix product need not gather them."""
+    num = starts[g + 1] - starts[g]
+    return num >= least and order[starts[g + 1] - 1] - order[starts[g]] == num - 1
+
+
+@kernel()
+def units_of(order: Any, starts: Any, slots: Any, ranks: Any, width: int, max_rank: int, least: int) -> Any:
+    """The table of units of all groups that are not long; the last row is the end, with the whole cost."""
+    parts = ranks.shape[1]
+    num = 0
+    for g in range(slots.size):
+        for p in range(parts):
+            num += (ranks[slots[g], p] + 3) // 4
+    units = np.empty((num + 1, FIELDS), np.int64)
+    u = cost = 0
+    for g in range(slots.size):
+        if is_long(order, starts, g, least):
+            continue
+        for p in range(parts):
+            rank = ranks[slots[g], p]
+            for q in range(0, rank, 4):
+                units[u, GROUP] = g
+                units[u, AT] = ((slots[g] * parts + p) * max_rank + q) * width
+                units[u, RANKS] = min(4, rank - q)
+                units[u, LOW] = p * max_rank + q
+                units[u, LINES] = (min(4, rank - q) * width + LINE - 1) // LINE
+                units[u, COST] = cost
+                cost += 4 * width * (starts[g + 1] - starts[g] + STREAMING)
+                u += 1
+    units[u, COST] = cost
+    return units[: u + 1]
+
+
+@kernel()
+def unit_share(units: Any, t: int, threads: int) -> int:
+    """Where the t-th of `threads` equal shares of the units' cost begins."""
+    last = units.shape[0] - 1
+    due = share(units[last, COST], t, threads)
+    u = 0
+    while u < last and units[u, COST] < due:
+        u += 1
+    return u
+
+
+@kernel()
+def costs_of(order: Any, starts: Any, slots: Any, ranks: Any, least: int) -> Any:
+    """What a column of each part costs in the second phase."""
+    costs = np.zeros(ranks.shape[1], np.int64)
+    for g in range(slots.size):
+        if not is_long(order, starts, g, least):
+            for p in range(costs.size):
+                costs[p] += ranks[slots[g], p] * (starts[g + 1] - starts[g] + STREAMING)
+    return costs
+
+
+@kernel()
+def cut_columns(costs: Any, each: int, offsets: Any, threads: int) -> Any:
+    """Where each thread's columns begin, the end included, so that all cost the same; `each` is a column's own cost."""
+    total = 0
+    for p in range(costs.size):
+        total += (offsets[p + 1] - offsets[p]) * (costs[p] + each)
+    cuts = np.empty(threads + 1, np.int64)
+    p = before = 0
+    for t in range(threads):
+        due = total * t // threads
+        while p < costs.size and before + (offsets[p + 1] - offsets[p]) * (costs[p] + each) <= due:
+            before += (offsets[p + 1] - offsets[p]) * (costs[p] + each)
+            p += 1
+        cuts[t] = offsets[p]
+        if p < costs.size:
+            cuts[t] += (due - before) // (costs[p] + each) // LANES * LANES
+    cuts[0], cuts[threads] = 0, offsets[costs.size]
+    return cuts
+
+
+@kernel()
+def block_at(column: int, stop: int, offsets: Any) -> tuple[int, int]:
+    """The part that the column is in, and the end of the piece that begins there."""
+    p = 0
+    while p + 2 < offsets.size and offsets[p + 1] <= column:
+        p += 1
+    return p, min(column + BLOCK, min(offsets[p + 1], stop))
