@@ -26,6 +26,21 @@ class Overrides:
 
 
 @dataclass(slots=True)
+class BothWays:
+    """Rows of one sequence that see each other, also those after their own: what a model like Gemma 3 does within an
+    image. They are whole: a chunk never ends inside (see ImageGate). All other rows see what lies before them only.
+
+    Attention computes all rows causally and then these again, so that the causal op needs no case for them. Host
+    numbers: rows start .. stop - 1 of the step, of sequence `sequence`, whose keys below `context_len` they see.
+    """
+
+    start: int
+    stop: int
+    sequence: int
+    context_len: int
+
+
+@dataclass(slots=True)
 class Batch:
     """Model inputs, then paging. All index tensors lie on the model's device."""
 
@@ -38,3 +53,4 @@ class Batch:
     block_table: Tensor  # [S, max blocks] int32, padded with 0
     write_slots: Tensor  # [T] int64: block * block_size + offset; -1 = KV already there, do not write
     overrides: Overrides | None = None
+    both_ways: tuple[BothWays, ...] = ()

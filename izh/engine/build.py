@@ -95,7 +95,9 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
     """An engine around a loaded model, with KV pages of its own. `fingerprint` is the weights' identity."""
     spec, limits, device = model.spec, settings.limits, settings.device
     arrivals = Arrivals(spec.image_row_width, spec.ropes[0].rotary_dim, settings.dtype)
-    images = ImageGate(arrivals.features_of, spec.ropes, model.rotary[0].mrope)
+    # A step has room for a token of each running sequence besides an image that has to be whole.
+    max_whole = limits.max_num_batched_tokens - limits.max_num_seqs if spec.images_both_ways else None
+    images = ImageGate(arrivals.features_of, spec.ropes, model.rotary[0].mrope, max_whole)
     gates: list[Gate] = [SamplingGate(spec.vocab_size), images]
     heads: list[Head] = [
         SamplingHead(model.logits, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len)

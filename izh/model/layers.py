@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from izh.batch import Batch
+from izh.kernels.both_ways import attend_both_ways
 from izh.kernels.ops import Ops
 from izh.model.spec import LayerSpec, ModelSpec
 
@@ -87,6 +88,9 @@ class Attention(nn.Module):
             self.scale,
             self.window,
         )
+        for span in batch.both_ways:
+            rows, blocks = slice(span.start, span.stop), batch.block_table[span.sequence]
+            out[rows] = attend_both_ways(q[rows], *pages, blocks, span.context_len, self.scale, self.window)
         return self.o_proj(out.flatten(1))
 
 

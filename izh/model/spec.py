@@ -88,6 +88,7 @@ class ModelSpec:
     norm_offset: float = 0.0  # added to every norm weight at load (checkpoints that store w - 1)
     embed_scale: float = 1.0  # token embeddings are multiplied by this; overrides are not
     logits_softcap: float | None = None  # c: logits become c * tanh(logits / c)
+    images_both_ways: bool = False  # rows of an image that lie side by side see each other, not only those before
     num_deepstack: int = 0  # first layers after each of which an image's rows get further rows of their own added
 
     @property

@@ -22,6 +22,9 @@ class ImageGate:
     `features_of` gives a sequence's validated Features, None for a prompt without images, or raises RequestError.
     `ropes` are the model's rotary recipes; `mrope` is its own M-RoPE, if its checkpoint has one. Without, the first
     request with images settles the sections: then none of the recipes may be scaled, as nothing says how both combine.
+
+    `max_whole` is for a model in which an image's rows see each other both ways: an image is then computed in one step,
+    so it may have at most that many rows. It must be so small that a step has room for them whoever else runs.
     """
 
     def __init__(
@@ -29,8 +32,10 @@ class ImageGate:
         features_of: Callable[[Sequence], Features | None],
         ropes: tuple[RopeSpec, ...],
         mrope: Mrope | None = None,
+        max_whole: int | None = None,
     ) -> None:
         self.mrope = mrope
+        self._max_whole = max_whole
         self._features_of = features_of
         self._ropes = ropes
         self._features: dict[str, Features] = {}
@@ -48,6 +53,7 @@ class ImageGate:
                 "features.positions",
             )
         self._settle(features.sections)
+        self._check_whole(features)
         self._features[sequence.id] = features
 
     def turn(self) -> None:
@@ -83,6 +89,11 @@ class ImageGate:
         return tuple(parts)
 
     def grant(self, chunk: Chunk) -> int:
+        """All, or as many as end before an image that must be whole and is not; 0 when that image is the next."""
+        if self._max_whole is not None and (features := self._features.get(chunk.sequence.id)) is not None:
+            for span in features.spans:
+                if span.start < chunk.stop < span.stop:
+                    return max(0, span.start - chunk.start)
         return chunk.count
 
     def take(self, chunk: Chunk) -> None:
@@ -98,9 +109,23 @@ class ImageGate:
         return self._features.get(sequence.id)
 
     @property
+    def both_ways(self) -> bool:
+        """Whether an image's rows see each other, not only those before."""
+        return self._max_whole is not None
+
+    @property
     def num_live(self) -> int:
         """Live sequences with images."""
         return len(self._features)
+
+    def _check_whole(self, features: Features) -> None:
+        most = max((span.stop - span.start for span in features.spans), default=0)
+        if self._max_whole is not None and most > self._max_whole:
+            raise RequestError(
+                f"an image has {most} rows side by side, which this model computes in one step; a step has room for "
+                f"{self._max_whole} (max_num_batched_tokens less max_num_seqs)",
+                "features.image_rows",
+            )
 
     def _settle(self, sections: tuple[int, int, int] | None) -> None:
         if self.mrope is not None:

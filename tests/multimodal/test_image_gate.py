@@ -169,6 +169,20 @@ def refused(param, *args, **options):
     return caught.value.message
 
 
+def test_an_image_that_must_be_whole_is_granted_whole_or_not_at_all():
+    made = prompt(3, (1, 2, 2), 2)  # the image at 3..6
+    one = sequence(made)
+    gate = ImageGate(lambda each: features(made), (ROPE,), max_whole=4)
+    gate.open(one)
+    granted = {(start, count): gate.grant(Chunk(one, start, count)) for start in (0, 3, 5) for count in range(1, 5)}
+    assert [granted[0, count] for count in range(1, 5)] == [1, 2, 3, 3], "up to the image"
+    assert [granted[3, count] for count in range(1, 5)] == [0, 0, 0, 4]
+    assert [granted[5, count] for count in range(1, 5)] == [0, 2, 3, 4], "what a cached prefix left of it"
+    with pytest.raises(RequestError, match="has 4 rows side by side") as caught:
+        ImageGate(lambda each: features(made), (ROPE,), max_whole=3).open(one)
+    assert caught.value.param == "features.image_rows"
+
+
 def test_features_of_another_prompt_are_refused():
     made = prompt(4, (1, 2, 2), 2)
     message = refused("features.positions", made, of=prompt(4, (1, 2, 2), 3))

@@ -125,7 +125,8 @@ class Case:
             hidden_size=model.spec.image_row_width,
             rotary_dim=model.spec.ropes[0].rotary_dim,
         )
-        images = ImageGate(lambda sequence: features, model.spec.ropes, model.rotary[0].mrope)
+        max_whole = tokens - limits.max_num_seqs if model.spec.images_both_ways else None
+        images = ImageGate(lambda sequence: features, model.spec.ropes, model.rotary[0].mrope, max_whole)
         gates = (SamplingGate(model.spec.vocab_size), images)
         heads = [SamplingHead(model.logits, model.spec.vocab_size, frozenset(), MAX_LENGTH)]
         keys = BlockKeys(limits.block_size, b"model", model.spec.length_key, [gate.key for gate in gates])

@@ -1,4 +1,4 @@
-"""Gemma 3, text only: sliding and full layers with a rotary recipe each, norms before and after both halves of a layer.
+"""Gemma 3: sliding and full layers with a rotary recipe each, norms before and after both halves of a layer.
 
 Covers `gemma3_text` and the text part of `gemma3`, whose image tensors are left to the image encoder.
 """
@@ -43,10 +43,11 @@ def text_spec(config: Any, eos_token_ids: tuple[int, ...]) -> ModelSpec:
 
 
 def image_text_spec(config: Any, eos_token_ids: tuple[int, ...]) -> ModelSpec:
-    text = config.text_config
-    if text.tie_word_embeddings != config.tie_word_embeddings:  # the outer value decides, as in the reference
-        return replace(text_spec(text, eos_token_ids), tie_word_embeddings=config.tie_word_embeddings)
-    return text_spec(text, eos_token_ids)
+    return replace(
+        text_spec(config.text_config, eos_token_ids),
+        tie_word_embeddings=config.tie_word_embeddings,  # the outer value decides, as in the reference
+        images_both_ways=True,
+    )
 
 
 GEMMA3_TEXT = Family(model_type="gemma3_text", to_spec=text_spec, modules=MODULES)

@@ -64,7 +64,7 @@ def load_processor(directory: Path, class_name: str) -> Any:
     from transformers import AutoImageProcessor, AutoTokenizer
 
     parent = getattr(transformers, class_name)
-    cls = type(class_name, (parent,), {"check_argument_for_proper_class": lambda *_: None})
+    cls: Any = type(class_name, (parent,), {"check_argument_for_proper_class": lambda *_: None})
     try:
         with _quiet():
             parts = {
@@ -72,9 +72,9 @@ def load_processor(directory: Path, class_name: str) -> Any:
                 "tokenizer": AutoTokenizer.from_pretrained(directory, local_files_only=True),
                 "video_processor": None,
             }
-            options, _ = cls.get_processor_dict(directory, local_files_only=True)  # type: ignore[attr-defined]
-            arguments = [parts[name] for name in cls.get_attributes()]  # type: ignore[attr-defined]
-            processor = cls.from_args_and_dict(arguments, options)  # type: ignore[attr-defined]
+            options, _ = cls.get_processor_dict(directory, local_files_only=True)
+            arguments = [parts[name] for name in cls.get_attributes()]
+            processor = cls.from_args_and_dict(arguments, options)
     except Exception as error:  # files of a checkpoint can be wrong in many ways, and `tokenizers` raises plain ones
         raise ModelLoadError(f"{directory}: the image processor cannot be loaded: {error}") from error
     if not (processor.chat_template or processor.tokenizer.chat_template):

@@ -21,6 +21,7 @@ from torch import Tensor
 from izh.errors import ModelLoadError, RequestError
 from izh.model.weights import Safetensors
 from izh.multimodal.vlm.family import ImageInputs, VisionFamily
+from izh.multimodal.vlm.gemma3 import Gemma3
 from izh.multimodal.vlm.idefics3 import Idefics3, SmolVLM
 from izh.multimodal.vlm.internvl import InternVL
 from izh.multimodal.vlm.layout import ChatLayout, Layout
@@ -30,7 +31,7 @@ from izh.multimodal.vlm.qwen import Qwen2VL, Qwen3VL, Qwen25VL
 
 FAMILIES: dict[str, type[VisionFamily]] = {
     family.model_type: family
-    for family in (Qwen2VL, Qwen25VL, Qwen3VL, Llava, LlavaOnevision, Idefics3, SmolVLM, InternVL)
+    for family in (Qwen2VL, Qwen25VL, Qwen3VL, Llava, LlavaOnevision, Idefics3, SmolVLM, InternVL, Gemma3)
 }
 
 

@@ -1,0 +1,133 @@
+"""Gemma 3 with images through our engine, against transformers' own model: an image's rows see each other both ways."""
+
+from dataclasses import replace
+
+import engines
+import pytest
+import torch
+import vision_oracle
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+NAMES = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 24,
+    "patch_size": 6,
+    "vision_use_head": False,
+}
+NUM_ROWS = 4
+
+
+def made(folder, **processing):
+    tokenizer = vision_oracle.tokenizer("<start_of_image>", **NAMES)
+    start, end, row = tokenizer.convert_tokens_to_ids(list(NAMES.values()))
+    config = Gemma3Config(
+        vision_config=VISION,
+        text_config=vision_oracle.TEXT
+        | {
+            "vocab_size": len(tokenizer),
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 3,  # less than an image has rows
+            "query_pre_attn_scalar": 20,
+        },
+        mm_tokens_per_image=NUM_ROWS,
+        boi_token_index=start,
+        eoi_token_index=end,
+        image_token_index=row,
+    )
+    images = Gemma3ImageProcessorPil(size={"height": 24, "width": 24}, **processing)
+    options = {"image_seq_length": NUM_ROWS}
+    return vision_oracle.make(folder, Gemma3ForConditionalGeneration, config, tokenizer, images, options)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("gemma3"))
+
+
+def rows(model, inputs):
+    return model.get_image_features(inputs["pixel_values"], return_dict=True).pooler_output.flatten(0, 1)
+
+
+@pytest.mark.parametrize("name", vision_oracle.CONVERSATIONS)
+def test_a_conversation_equals_the_official_model(case, name):
+    prompt = case.check(vision_oracle.CONVERSATIONS[name], rows)
+    assert prompt.sections is None
+
+
+@pytest.mark.parametrize("tokens", [6, 8, 9, 11, 13])
+def test_every_budget_gives_the_same(case, tokens, monkeypatch):
+    monkeypatch.setattr(vision_oracle, "CHUNKS", (tokens,))
+    case.check(vision_oracle.CONVERSATIONS["three images"], rows)
+
+
+def prompt_of(case, name):
+    made_, pictures = vision_oracle.messages(vision_oracle.CONVERSATIONS[name])
+    prepared = case.vision.prepare(pictures)
+    return case.vision.lay_out(made_, prepared).prompt(case.vision.encode(prepared))
+
+
+def test_an_image_that_no_step_has_room_for_ends_as_that_requests_error(case):
+    prompt = prompt_of(case, "one image")
+    done = engines.run(case.engine(prompt, NUM_ROWS + 1), engines.request("a", prompt.token_ids))["a"]
+    assert done.finish.reason == "error"
+    assert done.finish.param == "features.image_rows"
+    assert "4 rows side by side" in done.finish.error
+
+
+def test_a_cached_prefix_may_end_inside_an_image(case):
+    """The block with the image's first rows is found again, the one with the last is not full: it is computed."""
+    prompt = prompt_of(case, "two sizes in text")
+    first = min(prompt.image_rows)
+    length = first + NUM_ROWS
+    assert first % 4, "a block of 4 ends inside the image"
+    assert length % 4, "and the next is not full"
+    prompt = replace(
+        prompt,
+        token_ids=prompt.token_ids[:length],
+        image_rows={place: row for place, row in prompt.image_rows.items() if place < length},
+        positions=prompt.positions[:, :length],
+    )
+    engine = case.engine(prompt, 16)
+    cold, warm = (
+        engines.run(engine, engines.request(name, prompt.token_ids, logprobs=0))[name] for name in ("cold", "warm")
+    )
+    assert first < warm.num_cached_tokens < length
+    assert warm.token_ids == cold.token_ids
+    for ours, theirs in zip(warm.logprobs, cold.logprobs, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=vision_oracle.BOUND)
+
+
+def test_rows_of_an_image_see_those_after_them(case):
+    """The last row of an image changes what the first one becomes."""
+    prompt = prompt_of(case, "one image")
+    last = max(prompt.image_rows)
+    changed = dict(prompt.image_rows)
+    changed[last] = changed[last] * -1
+    other = replace(prompt, image_rows=changed)
+    found = []
+    for each in (prompt, other):
+        request = engines.request("a", each.token_ids, prompt_logprobs=1, max_tokens=1)
+        found.append(engines.run(case.engine(each, 64), request)["a"].prompt_logprobs)
+    first = min(prompt.image_rows)
+    assert found[0][first].logprob == found[1][first].logprob
+    assert abs(found[0][first + 1].logprob - found[1][first + 1].logprob) > 1e-3
+
+
+def test_crops_of_a_long_image_have_rows_of_their_own(tmp_path):
+    case = made(
+        tmp_path,
+        do_pan_and_scan=True,
+        pan_and_scan_min_crop_size=20,
+        pan_and_scan_max_num_crops=3,
+        pan_and_scan_min_ratio_to_activate=1.2,
+    )
+    (prepared,) = case.vision.prepare([vision_oracle.picture(90, 24)])
+    assert torch.is_tensor(prepared.tensors["pixel_values"])
+    assert prepared.num_rows == NUM_ROWS * len(prepared.tensors["pixel_values"])
