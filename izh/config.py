@@ -99,6 +99,17 @@ class ServerOptions:
     api_key: str | None = option(None, "require 'Authorization: Bearer KEY'; default: the variable IZH_API_KEY, if set")
     max_body_mb: float = option(32.0, "largest request body, in MiB")
     max_concurrent_requests: int = option(512, "requests in flight before new ones are answered 429")
+    max_images: int = option(16, "images in one request")
+    image_cache_mb: float = option(256.0, "MiB of encoded images kept for when they come again; 0 keeps none")
+    allow_image_hosts: tuple[str, ...] = option(
+        (),
+        "host that images may be fetched from over https, *.NAME for all below it; may be given many times; "
+        "default: none, images come with the request",
+        repeat=True,
+    )
+    image_root: str | None = option(
+        None, "directory that images may be read from, as file URLs; default: none, no file is read"
+    )
     embedder: str | None = option(
         None, "directory of a model for /v1/embeddings, or 'demo' (all-MiniLM-L6-v2); default: none, but the demo's"
     )

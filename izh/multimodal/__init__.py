@@ -1,7 +1,7 @@
 """Images in the prompt.
 
-Public: VisionConfig, VisionEncoder, VisionProcessor, VisionPrompt, expand_images, mrope_cos_sin, imported lazily so
-that whoever needs one of them does not load what the others need.
+Public: VisionConfig, VisionEncoder, VisionProcessor, VisionPath, VisionPrompt, expand_images, mrope_cos_sin, imported
+lazily so that whoever needs one of them does not load what the others need.
 """
 
 from importlib import import_module
@@ -11,12 +11,21 @@ _PUBLIC = {
     "VisionConfig": "izh.multimodal.encoder",
     "VisionEncoder": "izh.multimodal.encoder",
     "VisionProcessor": "izh.multimodal.processor",
+    "VisionPath": "izh.multimodal.vision_path",
     "VisionPrompt": "izh.multimodal.prompt",
     "expand_images": "izh.multimodal.prompt",
     "mrope_cos_sin": "izh.multimodal.mrope",
 }
 
-__all__ = ["VisionConfig", "VisionEncoder", "VisionProcessor", "VisionPrompt", "expand_images", "mrope_cos_sin"]
+__all__ = [
+    "VisionConfig",
+    "VisionEncoder",
+    "VisionPath",
+    "VisionProcessor",
+    "VisionPrompt",
+    "expand_images",
+    "mrope_cos_sin",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,9 +25,12 @@ from izh.server.services import Services
 from izh.version import __version__
 
 if TYPE_CHECKING:
+    from izh.multimodal.seam import MultimodalProcessor
     from izh.pooling.service import PoolingService
+    from izh.server.images import Images
 
-_GENERATION = (chat, completions, adapters, tokenize, health)
+_GENERATION = (completions, adapters)
+_CONVERSATION = (chat, tokenize, health)
 _SERVICES = (embeddings, rerank)
 _GRACE_S = 5  # for answers in flight, once the server is told to stop
 
@@ -39,13 +42,31 @@ class Server:
     it down. `run` and `start` serve it with uvicorn.
     """
 
-    def __init__(self, engine: AsyncLLM, options: ServerOptions | None = None) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        options: ServerOptions | None = None,
+        *,
+        multimodal_processor: "MultimodalProcessor | None" = None,
+    ) -> None:
         self.engine = engine
         self.options = options or ServerOptions()
         self._services = Services()
+        self.multimodal_processor = multimodal_processor
         self.app = self._build()
         self._uvicorn: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def multimodal_processor(self) -> "MultimodalProcessor | None":
+        """What reads the images of conversations; None: image parts are refused. Set it before the server starts."""
+        return None if self._services.images is None else self._services.images.processor
+
+    @multimodal_processor.setter
+    def multimodal_processor(self, processor: "MultimodalProcessor | None") -> None:
+        if self._services.images is not None:
+            self._services.images.close()
+        self._services.images = None if processor is None else _images(processor, self.options)
 
     @property
     def embedder(self) -> "PoolingService | None":
@@ -138,6 +159,8 @@ class Server:
         app.include_router(models.routes(self.engine, self._services))
         for module in _GENERATION:
             app.include_router(module.routes(self.engine))
+        for route in _CONVERSATION:
+            app.include_router(route.routes(self.engine, self._services))
         for service in _SERVICES:
             app.include_router(service.routes(self._services))
         # The layer added last is passed first.
@@ -146,6 +169,12 @@ class Server:
         if key := _api_key(self.options):
             app.add_middleware(KeyCheck, key=key)
         return app
+
+
+def _images(processor: "MultimodalProcessor", options: ServerOptions) -> "Images":
+    from izh.server.images import Images  # torch comes with it
+
+    return Images(processor, options)
 
 
 def _load_embedder(options: ServerOptions) -> "PoolingService":

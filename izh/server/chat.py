@@ -13,25 +13,31 @@ from starlette.responses import JSONResponse, Response
 from izh.engine.async_llm import AsyncLLM
 from izh.outputs import RequestOutput
 from izh.server.answers import Usage, collect, finish_reason, heading
-from izh.server.convert import chat_ids, chat_params, chosen_adapters
+from izh.server.convert import chat_params, chat_prompt, chosen_adapters
 from izh.server.logprobs import chat_logprobs, prompt_logprobs
 from izh.server.schema import ChatBody
+from izh.server.services import Services
 from izh.server.sse import stream, while_connected
 
 
-def routes(engine: AsyncLLM) -> APIRouter:
+def routes(engine: AsyncLLM, services: Services) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         adapters = chosen_adapters(engine, body)
         params = chat_params(body)
-        token_ids = await chat_ids(engine, body)
+        prompt = await while_connected(request.receive, chat_prompt(engine, services.images, body))
         pieces = engine.generate(
-            token_ids, params, priority=body.priority, cache_salt=body.cache_salt, adapters=adapters
+            prompt.token_ids,
+            params,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            adapters=adapters,
+            features=prompt.features,
         )
         if body.stream:
-            return await stream(request, _events(engine, pieces, body, len(token_ids)))
+            return await stream(request, _events(engine, pieces, body, len(prompt.token_ids)))
         answer = await while_connected(request.receive, collect(pieces))
         return JSONResponse(_whole(engine, answer, body))
 

@@ -6,14 +6,17 @@ Must not know: answers, streams.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import NotFoundError, RequestError
 from izh.request import MAX_LOGPROBS, SamplingParams
 from izh.server.errors import shown
 from izh.server.schema import ChatBody, CompletionBody, Conversation, Message, SamplingBody
+
+if TYPE_CHECKING:
+    from izh.server.images import Images
 
 MAX_CHOICES = 1024
 """Most choices of one request: prompts times n."""
@@ -112,17 +115,38 @@ def completion_params(body: CompletionBody) -> SamplingParams:
     )
 
 
-async def chat_ids(engine: AsyncLLM, body: Conversation) -> list[int]:
-    """The conversation's token ids, through the chat template, off the event loop. Unless told otherwise, the template
-    opens the assistant's turn, or leaves the final message open to be continued."""
+class Prompt(NamedTuple):
+    """A conversation as the engine takes it. `features` are those of its images, if it has any."""
+
+    token_ids: list[int]
+    features: Mapping[str, Any] | None = None
+
+
+async def chat_prompt(engine: AsyncLLM, images: "Images | None", body: Conversation) -> Prompt:
+    """The conversation through the chat template, off the event loop. Unless told otherwise, the template opens the
+    assistant's turn, or leaves the final message open to be continued.
+
+    Raises RequestError naming an image part when `images` is None: nothing here reads images.
+    """
+    messages = [_template_message(message) for message in body.messages or ()]
     opens_turn = body.add_generation_prompt
-    return await asyncio.to_thread(
-        engine.tokenizer.chat,
-        [_template_message(message) for message in body.messages or ()],
-        add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
-        continue_final_message=body.continue_final_message,
-        template_kwargs=body.chat_template_kwargs,
-    )
+    template: dict[str, Any] = {
+        "add_generation_prompt": not body.continue_final_message if opens_turn is None else opens_turn,
+        "continue_final_message": body.continue_final_message,
+        "template_kwargs": body.chat_template_kwargs,
+    }
+    if images is not None:
+        return Prompt(*await images.prompt(messages, engine.info.max_model_len, **template))
+    if (param := next(_image_params(body), None)) is not None:
+        raise RequestError(f"{param}: this server takes text parts only, it has nothing that reads images", param)
+    return Prompt(await asyncio.to_thread(engine.tokenizer.chat, messages, **template))
+
+
+def _image_params(body: Conversation) -> Iterator[str]:
+    for i, message in enumerate(body.messages or ()):
+        for j, part in enumerate(message.content or ()):
+            if part.image_url is not None:
+                yield f"messages[{i}].content[{j}].image_url"
 
 
 async def prompt_ids(engine: AsyncLLM, prompts: Sequence[str | list[int]], add_special_tokens: bool) -> list[list[int]]:

@@ -7,10 +7,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from izh.engine.async_llm import AsyncLLM
+from izh.server.services import Services
 from izh.version import __version__
 
 
-def routes(engine: AsyncLLM) -> APIRouter:
+def routes(engine: AsyncLLM, services: Services) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -25,6 +26,9 @@ def routes(engine: AsyncLLM) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
+        if services.images is not None:
+            counts = services.images.counts
+            engine.metrics.image_cache(counts.hits, counts.misses, counts.num_bytes)
         return Response(engine.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -95,18 +95,20 @@ class ImageSources:
                 raise RequestError(f"{param}: the URL {error}, got {shown(url)}", param) from error
             self._check_listed(target, param)
             address = await self._checked_address(target, param)
-            async with httpx.AsyncClient(
-                transport=self._transport or _transport(), trust_env=False, timeout=self._timeout_s
-            ) as client:
-                async with client.stream(
+            async with (
+                httpx.AsyncClient(
+                    transport=self._transport or _transport(), trust_env=False, timeout=self._timeout_s
+                ) as client,
+                client.stream(
                     "GET",
                     httpx.URL(scheme="https", host=address, port=target.port, raw_path=target.path.encode()),
                     headers={"Host": target.authority, "Accept": "image/*", "Accept-Encoding": "identity"},
                     extensions={"sni_hostname": target.host},
-                ) as response:
-                    if not response.has_redirect_location:
-                        return await self._body(response, param)
-                    base, url = target.url, response.headers["location"]
+                ) as response,
+            ):
+                if not response.has_redirect_location:
+                    return await self._body(response, param)
+                base, url = target.url, response.headers["location"]
         raise RequestError(f"{param}: more than {MAX_REDIRECTS} redirects", param)
 
     def _check_listed(self, target: Target, param: str) -> None:

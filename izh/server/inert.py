@@ -84,6 +84,8 @@ MESSAGE: Table = {
     "function_call": Inert(_NO_TOOL_CALLS),
 }
 
+IMAGE_URL: Table = {"detail": Inert("an image is read in the one way that the model has", ("auto",))}
+
 STREAM: Table = {"include_obfuscation": Inert("events are not padded", (False,))}
 
 UNLOAD_ADAPTER: Table = {"lora_int_id": Inert("an adapter is known by its name")}

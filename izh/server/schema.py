@@ -168,19 +168,42 @@ class CompletionBody(SamplingBody):
     add_special_tokens: bool = True
 
 
-class Part(Body):
-    """A part of a message's content."""
+class ImageUrl(Body):
+    """Where an image is: a data URI, or a URL that the server may read."""
 
-    type: Literal["text"]
-    text: Text
+    INERT = inert.IMAGE_URL
+
+    url: Text
+
+
+class Part(Body):
+    """A part of a message's content: a text or an image."""
+
+    type: Literal["text", "image_url"]
+    text: Text | None = None
+    image_url: ImageUrl | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _only_text(cls, part: Any) -> Any:
-        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
-            kind = part["type"][:_MAX_NAME]
-            raise RequestError(f"content of type {kind!r} is not supported: this server takes text parts only", "type")
+    def _only_text_and_images(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "image_url"):
+            raise RequestError(
+                f"content of type {kind[:_MAX_NAME]!r} is not supported: parts are of type text or image_url", "type"
+            )
         return part
+
+    @model_validator(mode="after")
+    def _what_its_type_says(self) -> "Part":
+        for name in ("text", "image_url"):
+            if (getattr(self, name) is not None) != (self.type == name):
+                raise RequestError(
+                    f"{name} is required in a part of type {name}"
+                    if self.type == name
+                    else f"{name} does not belong in a part of type {self.type}",
+                    name,
+                )
+        return self
 
 
 def _as_parts(content: Any) -> Any:

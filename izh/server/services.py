@@ -11,14 +11,16 @@ from izh.server.errors import shown
 
 if TYPE_CHECKING:
     from izh.pooling.service import PoolingService
+    from izh.server.images import Images
 
 
 @dataclass
 class Services:
-    """What `Server.embedder` and `Server.reranker` were set to."""
+    """What `Server.embedder`, `Server.reranker` and `Server.multimodal_processor` were set to."""
 
     embedder: "PoolingService | None" = None
     reranker: "PoolingService | None" = None
+    images: "Images | None" = None
 
     def for_embeddings(self, model: str | None) -> "PoolingService":
         """Raises NotFoundError when nothing embeds here, or not by this name."""
@@ -41,7 +43,7 @@ class Services:
 
     def close(self) -> None:
         """End the threads that compute."""
-        for service in (self.embedder, self.reranker):
+        for service in (self.embedder, self.reranker, self.images):
             if service is not None:
                 service.close()
 

@@ -7,11 +7,12 @@ from fastapi import APIRouter
 
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import RequestError
-from izh.server.convert import chat_ids, check_model, prompt_ids
+from izh.server.convert import chat_prompt, check_model, prompt_ids
 from izh.server.schema import DetokenizeBody, TokenizeBody
+from izh.server.services import Services
 
 
-def routes(engine: AsyncLLM) -> APIRouter:
+def routes(engine: AsyncLLM, services: Services) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize")
@@ -20,7 +21,7 @@ def routes(engine: AsyncLLM) -> APIRouter:
         if body.prompt is not None:
             (tokens,) = await prompt_ids(engine, [body.prompt], body.add_special_tokens)
         else:
-            tokens = await chat_ids(engine, body)
+            tokens = (await chat_prompt(engine, services.images, body)).token_ids
         strings = [engine.tokenizer.piece(token)[0] for token in tokens] if body.return_token_strs else None
         return {
             "tokens": tokens,

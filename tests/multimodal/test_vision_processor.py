@@ -13,7 +13,7 @@ from PIL import Image
 
 from izh.errors import RequestError
 from izh.multimodal import VisionConfig, VisionProcessor
-from izh.multimodal.processor import MEDIA_TYPES
+from izh.multimodal.decode import MEDIA_TYPES
 
 SIZE = 8
 CONFIG = VisionConfig(SIZE, 4, 8, 2, 1, 8)

@@ -3,7 +3,8 @@
 It has the real tokenizer, metrics and types; only where the tokens come from is a script.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any
 
 import tiny_checkpoint
 
@@ -50,6 +51,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         adapters: tuple[tuple[str, float], ...] = (),
+        features: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         assert isinstance(prompt, list)
         self.num_begun += 1

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from izh.config import ServerOptions
 from izh.engine.async_llm import AsyncLLM
@@ -11,7 +12,7 @@ from izh.server.app import Server
 
 
 @contextmanager
-def serving(llm: AsyncLLM, **options: object) -> Iterator[str]:
+def serving(llm: AsyncLLM, *, multimodal_processor: Any = None, **options: object) -> Iterator[str]:
     """Yields the server's URL; the server and its engine are stopped whatever happens."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -20,7 +21,7 @@ def serving(llm: AsyncLLM, **options: object) -> Iterator[str]:
     def wait(work, timeout_s=120):
         return asyncio.run_coroutine_threadsafe(work, loop).result(timeout_s)
 
-    server = Server(llm, ServerOptions(port=0, **options))
+    server = Server(llm, ServerOptions(port=0, **options), multimodal_processor=multimodal_processor)
     try:
         yield wait(server.start())
     finally:
