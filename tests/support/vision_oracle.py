@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,16 @@ import numpy as np
 import pytest
 import tiny_checkpoint
 import torch
+from msgspec import structs
 from PIL import Image
 
-from izh.cache.blocks import BlockPool
-from izh.cache.keys import BlockKeys
 from izh.engine.core import EngineCore
 from izh.model.source import resolve
-from izh.multimodal.features import validate_features
-from izh.multimodal.gate import ImageGate
 from izh.multimodal.prompt import VisionPrompt
-from izh.multimodal.stage import ImageStage
+from izh.multimodal.travel import pack
 from izh.multimodal.vlm.load import load_processor
 from izh.multimodal.vlm.model import FAMILIES, VisionModel
-from izh.runner.runner import Runner, allocate_pages
-from izh.sampling.gate import SamplingGate
-from izh.sampling.head import SamplingHead
-from izh.schedule.scheduler import Scheduler
+from izh.request import Request
 
 ROWS_BOUND, BOUND = 1e-5, 1e-4
 CHUNKS = (7, 512)  # tokens of a step
@@ -105,6 +99,14 @@ def tokenizer(image: str, *special: str, **extra: str) -> Any:
     return made
 
 
+def request(name: str, prompt: VisionPrompt, **params: Any) -> Request:
+    """One with the prompt's images, packed as they travel."""
+    return structs.replace(
+        engines.request(name, prompt.token_ids, **params),
+        features=pack(prompt.features()) if prompt.image_rows else None,
+    )
+
+
 @dataclass
 class Case:
     """A checkpoint as transformers computes it, and as we do."""
@@ -115,25 +117,9 @@ class Case:
     loaded: engines.Loaded
     positions: Callable[[Any, Any], tuple[Any, Any]] | None = None  # the family's own, for M-RoPE
 
-    def engine(self, prompt: VisionPrompt, tokens: int) -> EngineCore:
-        """An engine in which every request has this prompt's images."""
-        model, limits = self.loaded.model, self.loaded.settings.limits
-        limits = replace(limits, block_size=4, max_num_seqs=2, max_num_batched_tokens=tokens)
-        features = validate_features(
-            prompt.features(),
-            num_tokens=len(prompt.token_ids),
-            hidden_size=model.spec.image_row_width,
-            rotary_dim=model.spec.ropes[0].rotary_dim,
-        )
-        max_whole = tokens - limits.max_num_seqs if model.spec.images_both_ways else None
-        images = ImageGate(lambda sequence: features, model.spec.ropes, model.rotary[0].mrope, max_whole)
-        gates = (SamplingGate(model.spec.vocab_size), images)
-        heads = [SamplingHead(model.logits, model.spec.vocab_size, frozenset(), MAX_LENGTH)]
-        keys = BlockKeys(limits.block_size, b"model", model.spec.length_key, [gate.key for gate in gates])
-        scheduler = Scheduler(limits, BlockPool(512), keys, gates)
-        pages = allocate_pages(model, 512, limits.block_size, torch.float32, torch.device("cpu"))
-        runner = Runner(model, pages, limits.block_size, torch.device("cpu"), [ImageStage(images, model.rotary)], heads)
-        return EngineCore(scheduler, runner, gates, heads, MAX_LENGTH, model.spec.vocab_size)
+    def engine(self, tokens: int) -> EngineCore:
+        """An engine as it is always put together, with this many tokens a step."""
+        return self.loaded.engine(block_size=4, max_num_seqs=2, max_num_batched_tokens=tokens)
 
     def official_inputs(self, conversation: Conversation) -> Any:
         made = [
@@ -173,8 +159,8 @@ class Case:
         answer = self.model.generate(**theirs, max_new_tokens=NUM_ANSWER, do_sample=False)[0, len(layout.token_ids) :]
         assert len(answer) == NUM_ANSWER
         for tokens in CHUNKS:
-            request = engines.request("a", layout.token_ids, max_tokens=NUM_ANSWER, prompt_logprobs=3)
-            output = engines.run(self.engine(prompt, tokens), request)["a"]
+            asked = request("a", prompt, max_tokens=NUM_ANSWER, prompt_logprobs=3)
+            output = engines.run(self.engine(tokens), asked)["a"]
             assert output.finish.reason == "length", output.finish
             assert output.token_ids == answer.tolist()
             self._check_prompt(output.prompt_logprobs, layout.token_ids, logprobs)

@@ -75,7 +75,7 @@ def prompt_of(case, name):
 
 def test_an_image_that_no_step_has_room_for_ends_as_that_requests_error(case):
     prompt = prompt_of(case, "one image")
-    done = engines.run(case.engine(prompt, NUM_ROWS + 1), engines.request("a", prompt.token_ids))["a"]
+    done = engines.run(case.engine(NUM_ROWS + 1), vision_oracle.request("a", prompt))["a"]
     assert done.finish.reason == "error"
     assert done.finish.param == "features.image_rows"
     assert "4 rows side by side" in done.finish.error
@@ -94,9 +94,9 @@ def test_a_cached_prefix_may_end_inside_an_image(case):
         image_rows={place: row for place, row in prompt.image_rows.items() if place < length},
         positions=prompt.positions[:, :length],
     )
-    engine = case.engine(prompt, 16)
+    engine = case.engine(16)
     cold, warm = (
-        engines.run(engine, engines.request(name, prompt.token_ids, logprobs=0))[name] for name in ("cold", "warm")
+        engines.run(engine, vision_oracle.request(name, prompt, logprobs=0))[name] for name in ("cold", "warm")
     )
     assert first < warm.num_cached_tokens < length
     assert warm.token_ids == cold.token_ids
@@ -113,8 +113,8 @@ def test_rows_of_an_image_see_those_after_them(case):
     other = replace(prompt, image_rows=changed)
     found = []
     for each in (prompt, other):
-        request = engines.request("a", each.token_ids, prompt_logprobs=1, max_tokens=1)
-        found.append(engines.run(case.engine(each, 64), request)["a"].prompt_logprobs)
+        request = vision_oracle.request("a", each, prompt_logprobs=1, max_tokens=1)
+        found.append(engines.run(case.engine(64), request)["a"].prompt_logprobs)
     first = min(prompt.image_rows)
     assert found[0][first].logprob == found[1][first].logprob
     assert abs(found[0][first + 1].logprob - found[1][first + 1].logprob) > 1e-3
@@ -131,3 +131,33 @@ def test_crops_of_a_long_image_have_rows_of_their_own(tmp_path):
     (prepared,) = case.vision.prepare([vision_oracle.picture(90, 24)])
     assert torch.is_tensor(prepared.tensors["pixel_values"])
     assert prepared.num_rows == NUM_ROWS * len(prepared.tensors["pixel_values"])
+
+
+def test_images_and_text_in_one_batch_are_what_each_is_alone(case):
+    """A step has room for one image: the others wait for theirs."""
+    names = ["one image", "three images", "two sizes in text", "text alone"]
+    prompts = {name: prompt_of(case, name) for name in names}
+    alone = {
+        name: engines.run(case.engine(9), vision_oracle.request(name, prompt))[name].token_ids
+        for name, prompt in prompts.items()
+    }
+    together = engines.run(
+        case.loaded.engine(block_size=4, max_num_seqs=4, max_num_batched_tokens=9),
+        *(vision_oracle.request(name, prompt) for name, prompt in prompts.items()),
+    )
+    assert {name: output.token_ids for name, output in together.items()} == alone
+
+
+def test_a_preempted_image_is_computed_whole_again(case):
+    prompts = {name: prompt_of(case, name) for name in ("one image", "two sizes in text")}
+    alone = {
+        name: engines.run(case.engine(9), vision_oracle.request(name, prompt, max_tokens=40))[name].token_ids
+        for name, prompt in prompts.items()
+    }
+    longest = max(len(prompt.token_ids) for prompt in prompts.values())
+    engine = case.loaded.engine(num_blocks=longest // 4 + 14, block_size=4, max_num_seqs=2, max_num_batched_tokens=9)
+    both = engines.run(
+        engine, *(vision_oracle.request(name, prompt, max_tokens=40) for name, prompt in prompts.items())
+    )
+    assert engine.stats.num_preempted > 0
+    assert {name: output.token_ids for name, output in both.items()} == alone
