@@ -156,20 +156,24 @@ class ImageSources:
             path = (root / unquote(parts.path)).resolve()
             if not path.is_relative_to(root):
                 raise RequestError(f"{param} must lie in the server's --image-root, got {shown(url)}", param)
-            # O_NONBLOCK: opening a pipe must not wait for its writer.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(path, "rb", opener=_regular) as file:
+                data = file.read(self._max_bytes + 1)
         except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, a loop of links
             if isinstance(error, RequestError):
                 raise
             raise RequestError(f"{param}: there is no such file: {shown(url)}", param) from error
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise RequestError(f"{param}: not a file: {shown(url)}", param)
-            data = file.read(self._max_bytes + 1)
         if len(data) > self._max_bytes:
-            raise RequestError(f"{param} has {status.st_size} bytes, at most {self._max_bytes} are allowed", param)
+            raise RequestError(f"{param} has more than the {self._max_bytes} bytes that are allowed", param)
         return data
+
+
+def _regular(path: str, flags: int) -> int:
+    """Opens a file that is one. O_NONBLOCK: opening a pipe must not wait for its writer."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a file")
+    return descriptor
 
 
 def _transport() -> httpx.AsyncHTTPTransport:
