@@ -87,6 +87,11 @@ class KernelOptions:
         "op implementation; default: numba on cpu, triton on cuda if it is installed",
         ("reference", "numba", "triton"),
     )
+    pack_weights: bool | None = option(
+        None,
+        "keep the projections' weights a second time in the order that makes prompts fastest (CPU, fp32); "
+        "default: on when a quarter of the free memory holds them",
+    )
     num_threads: int | None = option(None, "CPU threads of the engine; default: the cores this process may use")
 
 

@@ -77,7 +77,7 @@ class AdapterLinear(nn.Module):
         if rows is None:
             return self.base(x)
         weights = (self.a, self.b, self._offsets, self.ranks, rows)
-        if self._linear_lora is not None and not self._does_more(rows):
+        if self._linear_lora is not None and len(x) <= self._ops.few_rows and not self._does_more(rows):
             return self._linear_lora(x, self.base.weight, self.base.bias, *weights)
         y = self.base(x)
         if self._replaced:

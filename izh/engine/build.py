@@ -59,6 +59,8 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
     with _progress(quiet, "Compiling CPU kernels") as progress:
         prepare(ops, settings.num_threads, progress)
     model, fingerprint = load_decoder(source, spec, ops, settings.device, settings.dtype, quiet=quiet)
+    if settings.packs_weights:
+        model.pack()
     adapters = Adapters.around(model, options, settings) if has_adapters else None
     if adapters is not None:
         with _progress(quiet, "Reading adapters") as progress:

@@ -22,6 +22,7 @@ log = logging.getLogger("izh.settings")
 GIB = 1024**3
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CPU_KV_SHARE, _CPU_KV_MAX = 0.25, 4 * GIB  # of the memory left after the weights
+_PACKED_SHARE = 0.25  # of the memory left after the weights
 _HOST_LORA_SHARE = 0.25  # of the memory that is free at start
 _GPU_KV_SHARE = 0.85  # the rest holds activations and the allocator's slack
 
@@ -34,6 +35,7 @@ class Settings:
     dtype: torch.dtype
     num_threads: int
     kernels: str
+    packs_weights: bool
     max_model_len: int
     num_blocks: int
     lora_host_bytes: int
@@ -56,26 +58,33 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
         raise OptionError(f"--num-threads must be at least 1, got {num_threads}")
     # 4. The step.
     limits = _limits(options)
-    # 5. KV memory, from what the weights leave.
+    # 5. A second copy of the weights, for prompts.
+    can_pack = device.type == "cpu" and dtype == torch.float32 and kernels == "numba"
+    packs_weights = _packs_weights(options, spec, can_pack)
+    packed_bytes = projection_bytes(spec, dtype) if packs_weights else 0
+    # 6. KV memory, from what the weights leave.
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
     feature_bytes = num_feature_values * dtype.itemsize
-    kv_bytes = _kv_bytes(options, weight_bytes(spec, dtype) + feature_bytes, device)
+    kv_bytes = _kv_bytes(options, weight_bytes(spec, dtype) + packed_bytes + feature_bytes, device)
     num_blocks = kv_bytes // block_bytes
-    # 6. Host memory for adapters beyond the device's slots.
+    # 7. Host memory for adapters beyond the device's slots.
     lora_host_bytes = _lora_host_bytes(options)
-    # 7. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
+    # 8. Context: the model's own, cut to what the KV cache holds; a length the user asked for must fit.
     max_model_len = _max_model_len(options, spec, num_blocks, block_bytes)
     settings = Settings(
         device=device,
         dtype=dtype,
         num_threads=num_threads,
         kernels=kernels,
+        packs_weights=packs_weights,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         lora_host_bytes=lora_host_bytes,
         limits=limits,
     )
     log.info("device %s, %s, %s kernels, %d threads", device, str(dtype).removeprefix("torch."), kernels, num_threads)
+    if packs_weights:
+        log.info("weights: projections kept a second time for prompts (%.2f GiB)", packed_bytes / GIB)
     if num_feature_values:
         log.info(
             "adapters: %d slots of rank %d (%.2f GiB), %.2f GiB of host memory",
@@ -103,10 +112,24 @@ def kv_block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Bytes of the matrices (norms and biases are noise beside them)."""
+    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_word_embeddings else 2)
+    return projection_bytes(spec, dtype) + embeddings * dtype.itemsize
+
+
+def projection_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of the layers' matrices."""
     query, key, value = spec.qkv_sizes
     layer = spec.hidden_size * (2 * query + key + value + 3 * spec.intermediate_size)
-    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_word_embeddings else 2)
-    return (spec.num_layers * layer + embeddings) * dtype.itemsize
+    return spec.num_layers * layer * dtype.itemsize
+
+
+def _packs_weights(options: EngineOptions, spec: ModelSpec, can_pack: bool) -> bool:
+    if options.pack_weights is None:
+        free = psutil.virtual_memory().available - weight_bytes(spec, torch.float32)
+        return can_pack and projection_bytes(spec, torch.float32) <= free * _PACKED_SHARE
+    if options.pack_weights and not can_pack:
+        raise OptionError("--pack-weights is for --device cpu, --dtype fp32 and --kernels numba")
+    return options.pack_weights
 
 
 def _kv_bytes(options: EngineOptions, taken: int, device: torch.device) -> int:

@@ -61,6 +61,13 @@ class Decoder(nn.Module):
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self.requires_grad_(False)
 
+    def pack(self) -> None:
+        """Keep the projections' weights a second time, as many rows are multiplied fastest. The head's, which few rows
+        reach, stay as they are."""
+        for module in self.layers.modules():
+            if isinstance(module, Linear):
+                module.pack()
+
     def forward(self, batch: Batch, pages: list[Pages]) -> Tensor:
         """The step's rows after the final norm, [T, hidden_size].
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from izh.batch import Batch
 from izh.kernels.both_ways import attend_both_ways
-from izh.kernels.ops import Ops
+from izh.kernels.ops import FrozenLinear, Ops
 from izh.model.spec import LayerSpec, ModelSpec
 
 CosSin = tuple[Tensor, Tensor]
@@ -27,9 +27,16 @@ class Linear(nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.ops = ops
+        self._packed: FrozenLinear | None = None
+
+    def pack(self) -> None:
+        """Keep a second copy of the weight, in the order in which many rows are multiplied fastest."""
+        self._packed = self.ops.freeze_linear(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> [T, out_features]."""
+        if self._packed is not None and len(x) > self.ops.few_rows:
+            return self._packed(x)
         return self.ops.linear(x, self.weight, self.bias)
 
     def reset_parameters(self) -> None:

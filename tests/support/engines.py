@@ -31,6 +31,8 @@ def load(source: ModelSource, **options: object) -> Loaded:
     settings = resolve(EngineOptions(kv_cache_gb=0.5, **options), spec)
     ops = select(settings.device, settings.kernels)
     model, fingerprint = load_decoder(source, spec, ops, settings.device, settings.dtype, quiet=True)
+    if settings.packs_weights:
+        model.pack()
     return Loaded(settings, model, fingerprint)
 
 

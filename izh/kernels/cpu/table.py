@@ -28,6 +28,7 @@ NUMBA = Ops(
     packed_attention=packed_attention.packed_attention,
     linear_lora=lora.linear_lora,
     lora_b_by_rank=True,
+    few_rows=linear.MAX_ROWS,
 )
 
 

@@ -1,0 +1,43 @@
+"""What is chosen for the user, and which choices of the user are refused."""
+
+import pytest
+import tiny_checkpoint
+
+from izh.config import EngineOptions
+from izh.engine.settings import resolve
+from izh.errors import OptionError
+from izh.model.load import load_spec
+from izh.model.source import resolve as find
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return load_spec(find(str(tiny_checkpoint.save_llama(tmp_path_factory.mktemp("settings")))))
+
+
+def test_weights_are_packed_where_it_helps_and_fits(spec, monkeypatch):
+    assert resolve(EngineOptions(device="cpu"), spec).packs_weights
+    assert not resolve(EngineOptions(device="cpu", pack_weights=False), spec).packs_weights
+    assert not resolve(EngineOptions(device="cpu", kernels="reference"), spec).packs_weights
+    assert not resolve(EngineOptions(device="cpu", dtype="bf16"), spec).packs_weights
+    monkeypatch.setattr("izh.engine.settings._PACKED_SHARE", 1e-9)
+    assert not resolve(EngineOptions(device="cpu", kv_cache_gb=0.01), spec).packs_weights
+    assert resolve(EngineOptions(device="cpu", kv_cache_gb=0.01, pack_weights=True), spec).packs_weights
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"pack_weights": True, "kernels": "reference"}, "--pack-weights is for"),
+        ({"allow_runtime_lora": True}, "--allow-runtime-lora needs --lora-root"),
+        ({"lora_host_gb": 0.0}, "--lora-host-gb must be above 0, got 0"),
+        ({"max_loras": 0}, "--max-loras must be at least 1, got 0"),
+        ({"max_lora_rank": 0}, "--max-lora-rank must be at least 1, got 0"),
+        ({"kv_cache_gb": -1.0}, "--kv-cache-gb must be above 0, got -1"),
+        ({"max_model_len": 10**6}, "--max-model-len 1000000 exceeds"),
+        ({"max_num_seqs": 0}, "--max-num-seqs must be at least 1, got 0"),
+    ],
+)
+def test_impossible_options_are_refused_by_name(spec, options, text):
+    with pytest.raises(OptionError, match=text):
+        resolve(EngineOptions(device="cpu", **options), spec)
