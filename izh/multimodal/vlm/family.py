@@ -63,10 +63,10 @@ class VisionFamily(ABC):
 
     # -- for the families ---------------------------------------------------------------------------------------------
 
-    def process(self, images: Any, **options: Any) -> Any:
+    def process(self, images: Any) -> Any:
         """What the checkpoint's image processor makes of these images."""
-        defaults = getattr(self.processor, "images_kwargs", {})
-        return self.processor.image_processor(images=images, **{**defaults, **options, "return_tensors": "pt"})
+        own = getattr(self.processor, "images_kwargs", {})  # what some processors' classes ask for on every call
+        return self.processor.image_processor(images=images, **own, return_tensors="pt")
 
     def inputs(self, tensors: dict[str, Tensor], text: str, grid: Grid | None = None) -> ImageInputs:
         parts: list[bytes | str] = []
