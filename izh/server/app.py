@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -142,6 +143,8 @@ class Server:
             # Both import it, in threads; two at once would find its lazy module half made.
             await asyncio.to_thread(importlib.import_module, "transformers")
         await asyncio.gather(self.engine.start(), self._load_services())
+        if self.multimodal_processor is None:
+            self.multimodal_processor = await asyncio.to_thread(_load_eyes, self.engine.info.path)
         taken = {self.engine.info.name, *self.engine.info.adapters}
         if doubled := taken.intersection(self._services.names):
             raise OptionError(f"two models here are named {doubled.pop()!r}; choose another --served-model-name")
@@ -175,6 +178,16 @@ def _images(processor: "MultimodalProcessor", options: ServerOptions) -> "Images
     from izh.server.images import Images  # torch comes with it
 
     return Images(processor, options)
+
+
+def _load_eyes(path: str) -> "MultimodalProcessor | None":
+    """The vision tower of a checkpoint that has one."""
+    directory = Path(path)
+    if not (directory / "config.json").is_file():
+        return None
+    from izh.multimodal.vlm.model import VisionModel, is_vision_model
+
+    return VisionModel.load(directory) if is_vision_model(directory) else None
 
 
 def _load_embedder(options: ServerOptions) -> "PoolingService":
