@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from izh.adapters.rows import ReplacedRows
 from izh.adapters.weights import ModuleDelta
-from izh.kernels.lora import AdapterRows
+from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
 from izh.model.decoder import Embedding
 from izh.model.layers import Linear
@@ -52,9 +52,7 @@ class AdapterLinear(nn.Module):
         self.base = base
         self.parts = parts
         self.a = weight.new_zeros(capacity, len(parts), max_rank, weight.shape[1])
-        b_shape = (max_rank, weight.shape[0]) if ops.lora_b_by_rank else (weight.shape[0], max_rank)
-        b = weight.new_zeros(capacity, *b_shape)
-        self.b = b.transpose(1, 2) if ops.lora_b_by_rank else b  # [S, D, R]
+        self.b = lora_room(weight, capacity, max_rank, ops.lora_b_by_rank)
         self.ranks = torch.zeros(capacity, len(parts), dtype=torch.int32)
         self.gain: Tensor | None = None  # [S, D], made when the first adapter needs it; the same for shift
         self.shift: Tensor | None = None

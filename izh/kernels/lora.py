@@ -1,7 +1,7 @@
 """Low-rank corrections: which rows take which adapter, and the definition of the arithmetic.
 
-Owns: AdapterRows, `grouped_lora` (the definition) and `add_lora` (the op in plain PyTorch, one pair of matrix products
-per adapter in the step).
+Owns: AdapterRows, how B lies in memory, `grouped_lora` (the definition) and `add_lora` (the op in plain PyTorch, one
+pair of matrix products per adapter in the step).
 Must not know: adapters' names, modules, requests.
 Invariant: no time is spent on rank padding, on slots that no row uses, or on rows without an adapter.
 
@@ -62,6 +62,20 @@ class AdapterRows:
         size = self.tile_rows
         pieces = [(s, at, min(at + size, stop)) for s, start, stop in self.groups for at in range(start, stop, size)]
         return torch.tensor(pieces, dtype=torch.int32).to(self.order.device)
+
+
+def lora_room(weight: Tensor, num_slots: int, max_rank: int, by_rank: bool) -> Tensor:
+    """Zeros for the b [S, D, R] of a projection of `weight` [D, K], in its dtype and on its device.
+
+    `by_rank` is what `Ops.lora_b_by_rank` says: a rank's outputs then lie side by side, and ranks an odd number of
+    cache lines apart: those of one output would all fall on the same few places of a cache if that were a power of two.
+    """
+    outputs = weight.shape[0]
+    if not by_rank:
+        return weight.new_zeros(num_slots, outputs, max_rank)
+    line = 16
+    row = ((outputs + line - 1) // line | 1) * line
+    return weight.new_zeros(num_slots, max_rank, row)[..., :outputs].transpose(1, 2)
 
 
 def grouped_lora(x: Tensor, a: Tensor, b: Tensor, slots: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Ops:
     where both at once are faster; else None."""
 
     lora_b_by_rank: bool = False
-    """How b lies in memory for `add_lora` and `linear_lora`: as [S, R, D] if true, else as the [S, D, R] that it is."""
+    """How b lies in memory for `add_lora` and `linear_lora` (see `lora_room`)."""
 
     few_rows: int = 0
     """Up to how many rows `linear` is to be asked, with the weight as it lies, and beyond which a frozen layer."""

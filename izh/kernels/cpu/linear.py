@@ -35,30 +35,32 @@ PARALLEL_WORK = 65536  # rows x outputs x width below which one thread does all:
 
 @kernel()
 def dot_pass(
-    i: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int, sums: Any, ahead: int,
-    step: int,
+    i: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int, out: Any, out_at: int,
+    out_row: int, ahead: int, step: int,
 ) -> None:  # fmt: skip
-    """sums[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`) and j < 4; fetches
+    """out[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`) and j < 4; fetches
     `step` floats from `ahead` on for each vector of the width."""
+    to, x_at = out_at + i * out_row, i * x_row
     if rows - i >= 3:
-        dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 3)
+        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3)
     elif rows - i == 2:
-        dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 2)
+        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2)
     else:
-        dot_tile_ahead(x, i * x_row, x_row, weight, at, stride, whole, sums, i * 4, 4, ahead, step, 1)
+        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1)
 
 
 @kernel()
-def finish_four(
+def finish(
     n: int, count: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int, width: int,
-    sums: Any, bias: Any, out: Any, out_row: int,
+    sums: Any, sums_at: int, sums_row: int, bias: Any, out: Any, out_row: int,
 ) -> None:  # fmt: skip
     """Columns n .. n + count - 1 of the result, from their sums over `whole`; a bias of size 0 is none."""
     for i in range(rows):
         for j in range(count):
+            total = sums[sums_at + i * sums_row + j]
             for d in range(whole, width):
-                sums[i * 4 + j] += x[i * x_row + d] * weight[at + j * stride + d]
-            out[i * out_row + n + j] = sums[i * 4 + j] + bias[n + j] if bias.size else sums[i * 4 + j]
+                total += x[i * x_row + d] * weight[at + j * stride + d]
+            out[i * out_row + n + j] = total + bias[n + j] if bias.size else total
 
 
 @kernel()
@@ -67,20 +69,38 @@ def _outputs(
     outputs: int,
 ) -> None:  # fmt: skip
     """Columns [start, stop) of the result."""
-    sums = np.empty(rows * 4, np.float32)
     whole = width - width % LANES
     passes = (rows + 2) // 3
     n = start
-    while n < stop:
-        # The last one to three have no four rows to read: each is then taken as if it were four.
-        count = 4 if stop - n >= 4 else 1
-        at, stride = n * weight_row, weight_row if count == 4 else 0
-        ahead = at + 4 * stride
+    while n + 4 <= stop:
+        at = n * weight_row
+        ahead = at + 4 * weight_row
         for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, stride, whole, sums, ahead, 4 * LANES // passes)
-            ahead += 4 * stride // passes
-        finish_four(n, count, x, rows, x_row, weight, at, stride, whole, width, sums, bias, out, outputs)
-        n += count
+            dot_pass(
+                i, x, rows, x_row, weight, at, weight_row, whole, out, n, outputs, ahead, 4 * LANES // passes
+            )  # fmt: skip
+            ahead += 4 * weight_row // passes
+        if whole < width or bias.size:
+            finish(n, 4, x, rows, x_row, weight, at, weight_row, whole, width, out, n, outputs, bias, out, outputs)
+        n += 4
+    last_outputs(n, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
+
+
+@kernel()
+def last_outputs(
+    n: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any, out: Any,
+    out_row: int,
+) -> None:  # fmt: skip
+    """The last columns, less than four: there are no four weight rows to read, so each is taken as if it were four."""
+    if n == stop:
+        return
+    sums, whole = np.empty(rows * 4, np.float32), width - width % LANES
+    while n < stop:
+        at = n * weight_row
+        for i in range(0, rows, 3):
+            dot_pass(i, x, rows, x_row, weight, at, 0, whole, sums, 0, 4, at, 0)
+        finish(n, 1, x, rows, x_row, weight, at, 0, whole, width, sums, 0, 4, bias, out, out_row)
+        n += 1
 
 
 @kernel(parallel=True)

@@ -34,7 +34,8 @@ def _checked_offsets(offsets: tuple[int, ...], parts: int, outputs: int) -> Tens
 def add_lora(
     y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
 ) -> None:
-    """See `Ops.add_lora`. Float32 on CPU; x and y may be views of wider rows, all else is contiguous, b as [S, R, D].
+    """See `Ops.add_lora`. Float32 on CPU; x and y may be views of wider rows, a and ranks are contiguous, b
+    lies by ranks.
 
     Modifies: y. Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit; y is then
     untouched.
@@ -91,13 +92,14 @@ def _check_weights(
         raise ValueError(f"a: width {a_width} for rows of x of {width}")
     if b.shape != (num_slots, outputs, max_rank) or b.dtype is not torch.float32 or not b.is_cpu:
         raise ValueError(f"b: {b.dtype} {tuple(b.shape)} on {b.device}; needed is {(num_slots, outputs, max_rank)}")
-    if b.stride() != (outputs * max_rank, 1, outputs) and not b.transpose(1, 2).is_contiguous():
-        raise ValueError(f"b: strides {b.stride()}; its ranks must be outermost, as Ops.lora_b_by_rank says")
+    b_row = b.stride(2)
+    if b.stride() != (max_rank * b_row, 1, b_row) or b_row < outputs:
+        raise ValueError(f"b: strides {b.stride()}; it must lie by ranks, as `lora_room` gives it")
     if check("ranks", ranks, torch.int32, 2, contiguous=True) != (num_slots, parts):
         raise ValueError(f"ranks: shape {tuple(ranks.shape)} for {num_slots} slots of {parts} parts")
     (num_order,) = check("rows", rows.order, torch.int32, 1)
     return (
-        a.data_ptr(), num_slots, parts, max_rank, b.data_ptr(), outputs,
+        a.data_ptr(), num_slots, parts, max_rank, b.data_ptr(), b_row, outputs,
         _checked_offsets(offsets, parts, outputs).data_ptr(), ranks.data_ptr(), rows.order.data_ptr(), num_order,
         rows.starts.data_ptr(), rows.slots.data_ptr(), len(rows.groups),
     )  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from numba import carray, prange
 
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel
-from izh.kernels.cpu.linear import dot_pass, finish_four
+from izh.kernels.cpu.linear import dot_pass, finish, last_outputs
 from izh.kernels.cpu.lora_plan import (
     AT,
     COST,
@@ -44,26 +44,23 @@ def _first_phase(
     width: int, bias: Any, y: Any, y_row: int, order: Any, starts: Any, a: Any, low: Any, low_row: int,
 ) -> None:  # fmt: skip
     """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
-    sums = np.empty(rows * 4, np.float32)
     whole = width - width % LANES
     passes = (rows + 2) // 3
-    total = ((stop - start) // 4 + (stop - start) % 4) * passes
-    lines = fetched = done = line = 0  # `line` is the next one of unit `fetching`
+    lines = fetched = line = 0  # `line` is the next one of unit `fetching`
     for v in range(u, last):
         lines += units[v, LINES]
     fetching = u
-    n = start
-    while n < stop:
-        count = 4 if stop - n >= 4 else 1
-        at, stride = n * weight_row, weight_row if count == 4 else 0
-        ahead, here = at + 4 * stride, fetching
+    for n in range(start, stop, 4):
+        at = n * weight_row
+        ahead, here = at + 4 * weight_row, fetching
+        due = lines * (n + 4 - start) // (stop - start)
+        a_pass = (due - fetched + passes - 1) // passes
         for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, stride, whole, sums, ahead, 4 * LANES // passes)
-            ahead += 4 * stride // passes
-            done += 1
-            due = lines * done // total
-            while fetched < due:
-                run = min(due - fetched, units[fetching, LINES] - line)
+            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, 4 * LANES // passes)
+            ahead += 4 * weight_row // passes
+            now = min(due, fetched + a_pass)
+            while fetched < now:
+                run = min(now - fetched, units[fetching, LINES] - line)
                 from_at = units[fetching, AT] + line * LINE
                 for e in range(run):
                     fetch_line(a, from_at + e * LINE)
@@ -72,8 +69,8 @@ def _first_phase(
                 if line == units[fetching, LINES]:
                     line = 0
                     fetching += 1
-        finish_four(n, count, x, rows, x_row, weight, at, stride, whole, width, sums, bias, y, y_row)
-        n += count
+        if whole < width or bias.size:
+            finish(n, 4, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if u < here:
             shrink(u, here, units, x, x_row, order, starts, a, width, low, low_row)
             u = here
@@ -84,15 +81,12 @@ def _first_phase(
 def _second_phase(
     start: int, done: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int,
     bias: Any, y: Any, y_row: int, order: Any, starts: Any, slots: Any, ranks: Any, offsets: Any, costs: Any, low: Any,
-    low_row: int, b: Any, max_rank: int, least: int,
+    low_row: int, b: Any, b_row: int, max_rank: int, least: int,
 ) -> None:  # fmt: skip
     """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile."""
-    sums = np.empty(rows * 4, np.float32)
     whole = width - width % LANES
     passes = (rows + 2) // 3
-    total = ((stop - done) // 4 + (stop - done) % 4) * passes
-    outputs = offsets[offsets.size - 1]
-    lines = fetched = num_passes = 0  # a line here is one rank of an adapter in one piece of columns
+    lines = fetched = 0  # a line here is one rank of an adapter in one piece of columns
     column = start
     while column < stop:
         part, end = block_at(column, stop, offsets)
@@ -102,17 +96,16 @@ def _second_phase(
     column = fetching = start
     part, end = block_at(start, stop, offsets)
     g, left, from_at, num = -1, 0, 0, 0  # whose ranks are fetched, from where
-    n = done
-    while n < stop:
-        count = 4 if stop - n >= 4 else 1
-        at, stride = n * weight_row, weight_row if count == 4 else 0
-        ahead, here = at + 4 * stride, fetching
+    for n in range(done, stop - 3, 4):
+        at = n * weight_row
+        ahead, here = at + 4 * weight_row, fetching
+        due = lines * (n + 4 - done) // (stop - done)
+        a_pass = (due - fetched + passes - 1) // passes
         for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, stride, whole, sums, ahead, 4 * LANES // passes)
-            ahead += 4 * stride // passes
-            num_passes += 1
-            due = lines * num_passes // total
-            while fetched < due:
+            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, 4 * LANES // passes)
+            ahead += 4 * weight_row // passes
+            now = min(due, fetched + a_pass)
+            while fetched < now:
                 while left == 0:
                     g += 1
                     if g == slots.size:
@@ -120,32 +113,33 @@ def _second_phase(
                         fetching = end
                         part, end = block_at(fetching, stop, offsets)
                     left = ranks[slots[g], part]
-                    from_at = slots[g] * max_rank * outputs + fetching
+                    from_at = slots[g] * max_rank * b_row + fetching
                     num = (end - fetching + from_at % LINE + LINE - 1) // LINE
                     from_at -= from_at % LINE
-                run = min(due - fetched, left)
+                run = min(now - fetched, left)
                 for _ in range(run):
                     for e in range(num):
                         fetch_line(b, from_at + e * LINE)
-                    from_at += outputs
+                    from_at += b_row
                 left -= run
                 fetched += run
-        finish_four(n, count, x, rows, x_row, weight, at, stride, whole, width, sums, bias, y, y_row)
-        n += count
+        if whole < width or bias.size:
+            finish(n, 4, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if column < here:
             column = _expand_pieces(
-                column, here, n, stop, offsets, costs, low, low_row, b, max_rank, order, starts, slots, ranks, least, y,
-                y_row,
+                column, here, n + 4, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots,
+                ranks, least, y, y_row,
             )  # fmt: skip
+    last_outputs(stop - (stop - done) % 4, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row)
     _expand_pieces(
-        column, stop, stop, stop, offsets, costs, low, low_row, b, max_rank, order, starts, slots, ranks, least, y,
-        y_row,
+        column, stop, stop, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots, ranks, least,
+        y, y_row,
     )  # fmt: skip
 
 
 @kernel()
 def _expand_pieces(
-    column: int, until: int, done: int, stop: int, offsets: Any, costs: Any, low: Any, low_row: int, b: Any,
+    column: int, until: int, done: int, stop: int, offsets: Any, costs: Any, low: Any, low_row: int, b: Any, b_row: int,
     max_rank: int, order: Any, starts: Any, slots: Any, ranks: Any, least: int, y: Any, y_row: int,
 ) -> int:  # fmt: skip
     """Corrects the pieces that begin in [column, until) and whose base is `done`; where the next one begins."""
@@ -155,7 +149,7 @@ def _expand_pieces(
             break
         if costs[part] > 0:
             expand(
-                column, end, part, low, low_row, b, offsets[offsets.size - 1], max_rank, order, starts, slots,
+                column, end, part, low, low_row, b, b_row, max_rank, order, starts, slots,
                 ranks, least, y, y_row,
             )  # fmt: skip
         column = end
@@ -166,8 +160,8 @@ def _expand_pieces(
 def linear_lora_rows(
     x_address: int, rows: int, x_row: int, width: int, weight_address: int, weight_row: int, bias_address: int,
     num_biases: int, has_base: int, a_address: int, num_slots: int, parts: int, max_rank: int, b_address: int,
-    outputs: int, offsets_address: int, ranks_address: int, order_address: int, num_order: int, starts_address: int,
-    slots_address: int, num_groups: int, least: int, threads: int, y_address: int, y_row: int,
+    b_row: int, outputs: int, offsets_address: int, ranks_address: int, order_address: int, num_order: int,
+    starts_address: int, slots_address: int, num_groups: int, least: int, threads: int, y_address: int, y_row: int,
 ) -> int:  # fmt: skip
     """y = x W^T + bias if `has_base`, and y += corrections of the rows of all groups that are not long; b is [S, R, D].
 
@@ -177,7 +171,7 @@ def linear_lora_rows(
     weight = carray(float32_at(weight_address), outputs * weight_row + width)
     bias = carray(float32_at(bias_address), num_biases)
     a = carray(float32_at(a_address), num_slots * parts * max_rank * width)
-    b = carray(float32_at(b_address), num_slots * max_rank * outputs)
+    b = carray(float32_at(b_address), num_slots * max_rank * b_row)
     offsets = carray(int32_at(offsets_address), parts + 1)
     ranks = carray(int32_at(ranks_address), (num_slots, parts))
     order, starts = carray(int32_at(order_address), num_order), carray(int32_at(starts_address), num_groups + 1)
@@ -215,7 +209,7 @@ def linear_lora_rows(
         )  # fmt: skip
         _second_phase(
             np.int64(0), early if has_base else outputs, outputs, x, rows, x_row, weight, weight_row, width, bias, y,
-            y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, max_rank, least,
+            y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank, least,
         )  # fmt: skip
     else:
         for t in prange(threads):
@@ -226,6 +220,7 @@ def linear_lora_rows(
         for t in prange(threads):
             _second_phase(
                 cuts[t], cuts[t] + early if has_base else cuts[t + 1], cuts[t + 1], x, rows, x_row, weight, weight_row,
-                width, bias, y, y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, max_rank, least,
+                width, bias, y, y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank,
+                least,
             )  # fmt: skip
     return -1

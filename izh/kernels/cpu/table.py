@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from izh.kernels.cpu import attention, elementwise, frozen, layer_norm, linear, lora, packed_attention
-from izh.kernels.lora import AdapterRows
+from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
 
 NUMBA = Ops(
@@ -39,7 +39,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
     """
     row, heads, pages = torch.zeros(1, 8), torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
     starts, one = torch.tensor([0, 1], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    rows = AdapterRows.of([0])
+    rows, b = AdapterRows.of([0]), lora_room(torch.zeros(8, 8), 1, 1, True)
     assert rows is not None
     calls: list[Callable[[], object]] = [
         lambda: NUMBA.linear(row, row, None),
@@ -50,7 +50,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
         lambda: NUMBA.paged_attention(
             heads, pages, pages, starts, one, torch.zeros(1, 1, dtype=torch.int32), 1.0, None
         ),
-        lambda: NUMBA.add_lora(row, row, row[None, None], row[..., None], (0, 8), one[None], rows),
+        lambda: NUMBA.add_lora(row, row, row[None, None], b, (0, 8), one[None], rows),
     ]
     for done, call in enumerate([None, *calls]):
         if call is not None:
