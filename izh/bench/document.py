@@ -9,15 +9,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from izh.bench.machine import describe
-from izh.bench.timing import Rates
 from izh.config import EngineOptions
 from izh.version import __version__
 
 MAX_SPREAD = 0.1
 """Above it a figure is marked: repeats do the same work, so such a difference is the machine's doing."""
+
+
+class Measured(Protocol):
+    """A figure. `spread` is how much longer the slowest repeat took than the fastest, as a share of the fastest."""
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def spread(self) -> float: ...
 
 
 def document(engine: EngineOptions, model: str, options: Any, figures: Sequence[Any]) -> dict[str, Any]:
@@ -35,7 +44,7 @@ def document(engine: EngineOptions, model: str, options: Any, figures: Sequence[
     }
 
 
-def caption(figures: Sequence[Rates], document: dict[str, Any]) -> str:
+def caption(figures: Sequence[Measured], document: dict[str, Any]) -> str:
     """On which machine, how and when; and what a mark means, if there is one."""
     machine = document["machine"]
     about = (
@@ -47,7 +56,7 @@ def caption(figures: Sequence[Rates], document: dict[str, Any]) -> str:
     return f"* disturbed: repeats differ by over {MAX_SPREAD:.0%}; measure again\n{about}"
 
 
-def label(figure: Rates) -> str:
+def label(figure: Measured) -> str:
     """The engine's name, marked when the machine disturbed it."""
     return figure.engine + ("*" if figure.spread > MAX_SPREAD else "")
 

@@ -69,3 +69,17 @@ class TurnsChoice:
 @dataclass(frozen=True, kw_only=True)
 class TurnsOptions(TurnsChoice, TimingOptions):
     """All of `izh bench turns`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesOptions:
+    """What is measured."""
+
+    batch: tuple[int, ...] = option(
+        (1, 4), "requests at once, each with an image of its own; may be given many times", repeat=True
+    )
+    width: int = option(2048, "pixels of each image from left to right")
+    height: int = option(1536, "pixels of each image from top to bottom")
+    peer: bool = option(True, "measure transformers beside izh")
+    repeats: int = option(3, "timed repeats of each engine, interleaved; the median is reported")
+    json: str | None = option(None, "also write the figures, machine and date to this file; default: no file")

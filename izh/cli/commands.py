@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
-from izh.bench.options import LoraOptions, ThroughputOptions, TurnsOptions
+from izh.bench.options import ImagesOptions, LoraOptions, ThroughputOptions, TurnsOptions
 from izh.cli.flags import take
 from izh.cli.options import AnswerOptions
 from izh.config import EngineOptions, ServerOptions
@@ -75,6 +75,13 @@ def bench_turns(arguments: argparse.Namespace) -> int:
     from izh.bench.turns import report
 
     return report(take(EngineOptions, arguments), take(TurnsOptions, arguments))
+
+
+def bench_images(arguments: argparse.Namespace) -> int:
+    """Measure images, new and seen before."""
+    from izh.bench.images import report
+
+    return report(take(EngineOptions, arguments), take(ImagesOptions, arguments))
 
 
 def fetch(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import argparse
 import difflib
 from collections.abc import Callable, Sequence
 
-from izh.bench.options import LoraOptions, ThroughputOptions, TurnsOptions
+from izh.bench.options import ImagesOptions, LoraOptions, ThroughputOptions, TurnsOptions
 from izh.cli import commands
 from izh.cli.flags import add_flags
 from izh.cli.options import AnswerOptions
@@ -92,6 +92,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(turns)
     add_flags(turns, TurnsOptions, EngineOptions)
+
+    images = _add(
+        benches,
+        "images",
+        "[MODEL] [options]",
+        commands.bench_images,
+        "first tokens of prompts with images, new and seen before, beside transformers",
+    )
+    _add_model(images)
+    add_flags(images, ImagesOptions, EngineOptions)
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")

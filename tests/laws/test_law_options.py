@@ -38,7 +38,8 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def test_commands() -> None:
-    expected = {"serve", "run", "chat", "features", "bench throughput", "bench lora", "bench turns", "fetch", "version"}
+    benches = {"bench throughput", "bench lora", "bench turns", "bench images"}
+    expected = {"serve", "run", "chat", "features", "fetch", "version"} | benches
     assert set(commands()) == {f"izh {name}" for name in expected}
 
 
@@ -73,6 +74,7 @@ def test_each_option_has_a_flag_somewhere(group: type) -> None:
         ("izh bench throughput", izh.bench.options.ThroughputOptions),
         ("izh bench lora", izh.bench.options.LoraOptions),
         ("izh bench turns", izh.bench.options.TurnsOptions),
+        ("izh bench images", izh.bench.options.ImagesOptions),
     ],
 )
 def test_a_command_takes_all_of_its_options(command: str, cls: type) -> None:
