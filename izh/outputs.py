@@ -1,6 +1,6 @@
 """What users of `LLM` and `AsyncLLM` receive.
 
-Owns: RequestOutput and CompletionOutput, and how two of them add up.
+Owns: RequestOutput and CompletionOutput, and how two of them add up; RerankOutput.
 Must not know: torch, processes, HTTP.
 Invariant: a stream of RequestOutputs, added up in order, equals the one RequestOutput of the unstreamed call.
 """
@@ -55,3 +55,12 @@ class RequestOutput:
         self.finished = self.finished or new.finished
         self.prompt_logprobs = new.prompt_logprobs if new.prompt_logprobs is not None else self.prompt_logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, new.num_cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankOutput:
+    """A document in its place: its index among those given, and how well it answers the query."""
+
+    index: int
+    score: float
+    document: str

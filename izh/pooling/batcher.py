@@ -138,12 +138,15 @@ class Batcher:
         queue: BatchQueue,
         hold_s: float = 0.0,
         prepare: Callable[[], None] | None = None,
+        observe: Callable[[list[float], int], None] = lambda waits_s, cost: None,
     ) -> None:
-        """`run(items)` gives one result per item, in order. `prepare` runs first, in the thread that will run."""
+        """`run(items)` gives one result per item, in order. `prepare` runs first, in the thread that will run.
+        `observe(waits_s, cost)` is told of every batch: how long each call waited that begins with it, and its cost."""
         self._run = run
         self._queue = queue
         self._hold_s = hold_s
         self._prepare = prepare
+        self._observe = observe
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -189,6 +192,9 @@ class Batcher:
                     break
                 work = self._queue.take()
             if work:
+                now_s = time.monotonic()
+                waits_s = [now_s - call.arrival_s for call, index in work if index == 0]
+                self._observe(waits_s, sum(call.costs[index] for call, index in work))
                 self._compute(work)
         self._end(RuntimeError("this service was closed"))
 

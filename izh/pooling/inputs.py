@@ -5,7 +5,7 @@ numbers in it.
 Must not know: encoders, threads, the shape of answers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,20 +57,30 @@ def check_count(param: str, count: int, most: int) -> None:
         raise RequestError(f"{param} has {count} entries; this model takes at most {most} in one request", param)
 
 
-def check_entries(param: str, entries: Sequence[Entry], max_length: int, vocab_size: int | None) -> None:
-    """Raises: ContextLengthError for a sequence too long, RequestError for an empty one or an id without a token."""
+def check_entries(
+    param: str,
+    entries: Sequence[Entry],
+    max_length: int,
+    vocab_size: int | None,
+    label: Callable[[int], str] | None = None,
+) -> None:
+    """`label` names an entry by its index; None: as one of `param`.
+
+    Raises: ContextLengthError for a sequence too long, RequestError for an empty one or an id without a token.
+    """
+    name = label or (lambda i: f"{param}[{i}]")
     for i, entry in enumerate(entries):
         if not entry.ids:
-            raise RequestError(f"{param}[{i}] has no tokens; it must have at least 1", param)
+            raise RequestError(f"{name(i)} has no tokens; it must have at least 1", param)
         if len(entry.ids) > max_length:
             raise ContextLengthError(
-                f"{param}[{i}] has {len(entry.ids)} tokens; this model takes at most {max_length}. "
+                f"{name(i)} has {len(entry.ids)} tokens; this model takes at most {max_length}. "
                 "Shorten it, or have it cut with truncate_prompt_tokens=-1",
                 param,
             )
         if vocab_size is not None and max(entry.ids) >= vocab_size:
             raise RequestError(
-                f"{param}[{i}] has token id {max(entry.ids)}; this model's ids go from 0 to {vocab_size - 1}", param
+                f"{name(i)} has token id {max(entry.ids)}; this model's ids go from 0 to {vocab_size - 1}", param
             )
 
 

@@ -10,6 +10,7 @@ Invariant: an answer depends on its own call alone: order is kept, and a call th
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,9 @@ from izh.errors import RequestError
 from izh.pooling import inputs
 from izh.pooling.answers import check_encoding, embeddings_answer, rerank_answer
 from izh.pooling.batcher import Batcher, BatchQueue
-from izh.pooling.encoders import PackedEncoder, PaddedEncoder
+from izh.pooling.encoders import PackedEncoder, PaddedEncoder, RemotePooler
 from izh.pooling.inputs import Entry
+from izh.pooling.metrics import PoolingMetrics
 from izh.pooling.pool import MODES, pool_hidden, pool_packed
 from izh.pooling.recipe import Recipe
 
@@ -34,7 +36,7 @@ class PoolingService:
 
     def __init__(
         self,
-        encoder: PaddedEncoder | PackedEncoder,
+        encoder: PaddedEncoder | PackedEncoder | RemotePooler,
         tokenizer: Any,
         model_name: str,
         mode: str = "mean",
@@ -73,8 +75,10 @@ class PoolingService:
         self.max_batch = max_batch
         self.pad_id = pad_id
         self.vocab_size: int | None = getattr(encoder, "vocab_size", None)
+        self.metrics = PoolingMetrics().of(model_name)
+        """Where this service counts; a server sets that of all its services."""
         queue = BatchQueue(max_batch_tokens, max(max_batch, 256), max_queued_tokens)
-        self._batcher = Batcher(self._compute, queue, hold_s, prepare)
+        self._batcher = Batcher(self._compute, queue, hold_s, prepare, lambda *batch: self.metrics.batch(*batch))
 
     def close(self) -> None:
         """End the computing thread."""
@@ -109,21 +113,18 @@ class PoolingService:
         truncate_prompt_tokens: int | None = None,
     ) -> tuple[Tensor, int]:
         """What `embed` answers, as ([S, D] float32, number of tokens)."""
-        given = inputs.check_input(input)
-        inputs.check_count("input", len(given), self.max_batch)
-        inputs.check_dimensions(dimensions, self.recipe.dimensions)
-        prompt = inputs.choose_prompt(self.recipe.prompts, prompt_name, self.recipe.default_prompt_name)
-        size = sum(len(each) + len(prompt) for each in given)
-        length = inputs.check_truncation(truncate_prompt_tokens, self.max_model_len)
-        entries = await _beside(size, lambda: self._entries(given, prompt, length))
-        rows = await self._submit("input", entries)
-        vectors = torch.stack(rows)
-        if dimensions is not None and dimensions > vectors.shape[1]:
-            raise RequestError(f"dimensions: {dimensions}, but vectors have {vectors.shape[1]} numbers", "dimensions")
-        if dimensions is not None and dimensions < vectors.shape[1]:
-            vectors = vectors[:, :dimensions]
-            vectors = F.normalize(vectors, dim=-1) if self.recipe.normalize else vectors.contiguous()
-        return vectors, sum(len(entry.ids) for entry in entries)
+        with self.metrics.request("embed") as answered:
+            given = inputs.check_input(input)
+            inputs.check_count("input", len(given), self.max_batch)
+            inputs.check_dimensions(dimensions, self.recipe.dimensions)
+            size = sum(map(len, given))
+            entries = await _beside(size, lambda: self.read(given, prompt_name, truncate_prompt_tokens))
+            self.check("input", entries)
+            rows = await asyncio.wrap_future(self.submit(entries))
+            vectors = self.shortened(torch.stack(rows), dimensions)
+            num_tokens = sum(len(entry.ids) for entry in entries)
+            answered(len(entries), num_tokens)
+        return vectors, num_tokens
 
     async def rerank(
         self,
@@ -155,21 +156,16 @@ class PoolingService:
         truncate_prompt_tokens: int | None = None,
     ) -> tuple[list[float], int]:
         """The score of each document for the query, in their order, and the number of tokens."""
-        if self.score_head is None:
-            raise RequestError(f"model {self.model_name!r} has no trained score head, so it cannot rerank", "model")
-        if getattr(self.tokenizer, "encode_pair", None) is None:
-            raise RequestError(
-                f"the tokenizer of model {self.model_name!r} has no encode_pair, the trained way to put a query and a "
-                "document together, so it cannot rerank",
-                "model",
-            )
-        inputs.check_count("documents", len(documents), self.max_batch)
-        size = sum(len(query) + len(document) for document in documents)
-        length = inputs.check_truncation(truncate_prompt_tokens, self.max_model_len)
-        entries = await _beside(size, lambda: self._pairs(query, documents, length))
-        raw = torch.stack(await self._submit("documents", entries))
-        scores = raw if raw_scores or self.score_activation is None else self.score_activation(raw)
-        return scores.tolist(), sum(len(entry.ids) for entry in entries)
+        with self.metrics.request("rerank") as answered:
+            inputs.check_count("documents", len(documents), self.max_batch)
+            size = sum(len(query) + len(document) for document in documents)
+            entries = await _beside(size, lambda: self.read_pairs(query, documents, truncate_prompt_tokens))
+            self.check("documents", entries)
+            raw = await asyncio.wrap_future(self.submit(entries))
+            scores = self.activated(raw, raw_scores)
+            num_tokens = sum(len(entry.ids) for entry in entries)
+            answered(len(entries), num_tokens)
+        return scores, num_tokens
 
     async def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
         """The beginnings of the texts, of at most `max_tokens` tokens each, special ones not counted."""
@@ -178,11 +174,14 @@ class PoolingService:
             raise RequestError(f"the tokenizer of model {self.model_name!r} cannot cut a text", "max_tokens_per_doc")
         return await asyncio.to_thread(lambda: [cut(text, max_tokens) for text in texts])
 
-    async def _submit(self, param: str, entries: list[Entry]) -> list[Tensor]:
-        inputs.check_entries(param, entries, self.max_model_len, self.vocab_size)
-        return await asyncio.wrap_future(self._batcher.submit(entries, [len(entry.ids) for entry in entries]))
+    # The steps of both, for callers without an event loop (`offline.py`).
 
-    def _entries(self, given: Sequence[Any], prompt: str, length: int | None) -> list[Entry]:
+    def read(
+        self, given: Sequence[Any], prompt_name: str | None = None, truncate_prompt_tokens: int | None = None
+    ) -> list[Entry]:
+        """Texts, or lists of token ids, as what is computed. Raises: RequestError."""
+        prompt = inputs.choose_prompt(self.recipe.prompts, prompt_name, self.recipe.default_prompt_name)
+        length = inputs.check_truncation(truncate_prompt_tokens, self.max_model_len)
         if not isinstance(given[0], str):
             return [Entry(ids[:length]) for ids in given]
         texts = [prompt + text for text in given]
@@ -198,7 +197,19 @@ class PoolingService:
             entries = [replace(entry, skip=skip) for entry in entries]
         return entries
 
-    def _pairs(self, query: str, documents: Sequence[str], length: int | None) -> list[Entry]:
+    def read_pairs(
+        self, query: str, documents: Sequence[str], truncate_prompt_tokens: int | None = None
+    ) -> list[Entry]:
+        """The query with each document, as what is computed. Raises: RequestError, also when this model scores none."""
+        if self.score_head is None:
+            raise RequestError(f"model {self.model_name!r} has no trained score head, so it cannot rerank", "model")
+        if getattr(self.tokenizer, "encode_pair", None) is None:
+            raise RequestError(
+                f"the tokenizer of model {self.model_name!r} has no encode_pair, the trained way to put a query and a "
+                "document together, so it cannot rerank",
+                "model",
+            )
+        length = inputs.check_truncation(truncate_prompt_tokens, self.max_model_len)
         many = getattr(self.tokenizer, "encode_pairs", None)
         if many is not None:
             pairs = many(query, documents, length)
@@ -206,6 +217,33 @@ class PoolingService:
             self._refuse_truncation(length)
             pairs = [self.tokenizer.encode_pair(query, document) for document in documents]
         return [inputs.entry_of(pair, is_scored=True) for pair in pairs]
+
+    def check(self, param: str, entries: Sequence[Entry], label: Callable[[int], str] | None = None) -> None:
+        """Raises: RequestError for an entry that this model cannot take, which `label` names by its index."""
+        inputs.check_entries(param, entries, self.max_model_len, self.vocab_size, label)
+
+    def submit(self, entries: Sequence[Entry]) -> "Future[list[Tensor]]":
+        """The vectors or raw scores to come, of checked entries. Raises: OverloadedError."""
+        if isinstance(self.encoder, RemotePooler):
+            return self.encoder.submit(entries, self._finish)
+        return self._batcher.submit(entries, [len(entry.ids) for entry in entries])
+
+    def shortened(self, vectors: Tensor, dimensions: int | None) -> Tensor:
+        """vectors [S, D] -> [S, dimensions]. Raises: RequestError."""
+        inputs.check_dimensions(dimensions, self.recipe.dimensions)
+        if dimensions is None or dimensions == vectors.shape[1]:
+            return vectors
+        if dimensions > vectors.shape[1]:
+            raise RequestError(f"dimensions: {dimensions}, but vectors have {vectors.shape[1]} numbers", "dimensions")
+        vectors = vectors[:, :dimensions]
+        return F.normalize(vectors, dim=-1) if self.recipe.normalize else vectors.contiguous()
+
+    def activated(self, raw: list[Tensor], raw_scores: bool) -> list[float]:
+        """Scores as the model's activation makes them, or as they are."""
+        scores = torch.stack(raw)
+        if self.score_activation is not None and not raw_scores:
+            scores = self.score_activation(scores)
+        return scores.tolist()
 
     def _refuse_truncation(self, length: int | None) -> None:
         if length is not None:
@@ -217,6 +255,11 @@ class PoolingService:
     def _compute(self, entries: list[Entry]) -> list[Tensor]:
         """One step, in the computing thread: a vector for each entry, or its score."""
         pooled = self._packed(entries) if isinstance(self.encoder, PackedEncoder) else self._padded(entries)
+        return self._finish(pooled, entries)
+
+    @torch.inference_mode()
+    def _finish(self, pooled: Tensor, entries: Sequence[Entry]) -> list[Tensor]:
+        """What is left to do with pooled rows [S, D]: the recipe's last steps, and the scores of those that ask."""
         for stage in self.recipe.stages:
             pooled = stage(pooled)
         if self.recipe.truncate_dim is not None:
@@ -260,7 +303,7 @@ class PoolingService:
         given = []
         if getattr(self.encoder, "takes_types", False) and entries[0].type_ids is not None:
             given = [torch.tensor([(e.type_ids or []) + [0] * (longest - len(e.type_ids or [])) for e in entries])]
-        assert not isinstance(self.encoder, PackedEncoder)
+        assert not isinstance(self.encoder, PackedEncoder | RemotePooler)
         hidden = self.encoder(ids, mask, *given)
         if self.recipe.modes in (("mean",), ("last",), ("cls",)) and not any(entry.skip for entry in entries):
             return pool_hidden(hidden, mask.to(hidden.device), self.recipe.modes[0], normalize=False)

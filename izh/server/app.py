@@ -77,6 +77,7 @@ class Server:
     @embedder.setter
     def embedder(self, service: "PoolingService | None") -> None:
         self._services.embedder = service
+        self._count(service)
 
     @property
     def reranker(self) -> "PoolingService | None":
@@ -86,6 +87,12 @@ class Server:
     @reranker.setter
     def reranker(self, service: "PoolingService | None") -> None:
         self._services.reranker = service
+        self._count(service)
+
+    def _count(self, service: "PoolingService | None") -> None:
+        """Have what it does appear in /metrics."""
+        if service is not None:
+            service.metrics = self._services.metrics.of(service.model_name)
 
     def run(self) -> None:
         """Serve until interrupted. Raises ModelLoadError or OptionError when that cannot start."""

@@ -29,6 +29,6 @@ def routes(engine: AsyncLLM, services: Services) -> APIRouter:
         if services.images is not None:
             counts = services.images.counts
             engine.metrics.image_cache(counts.hits, counts.misses, counts.num_bytes)
-        return Response(engine.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(engine.metrics.render() + services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -3,10 +3,11 @@
 Owns: Services. Must not know: routes, what a service computes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from izh.errors import NotFoundError
+from izh.pooling.metrics import PoolingMetrics
 from izh.server.errors import shown
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ class Services:
     embedder: "PoolingService | None" = None
     reranker: "PoolingService | None" = None
     images: "Images | None" = None
+    metrics: PoolingMetrics = field(default_factory=PoolingMetrics)
+    """What embedder and reranker count."""
 
     def for_embeddings(self, model: str | None) -> "PoolingService":
         """Raises NotFoundError when nothing embeds here, or not by this name."""

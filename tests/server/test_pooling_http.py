@@ -141,6 +141,22 @@ def test_models_say_what_they_can_do(pooling_http):
     assert pooling_http.get("/v1/models/nobody").status_code == 404
 
 
+def test_what_was_asked_is_counted(pooling_http):
+    def count(name: str, model: str) -> float:
+        lines = pooling_http.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.startswith(f"izh:pooling_{name}{{") and f'model_name="{model}"' in line]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    names = ("requests_total", "inputs_total", "request_latency_seconds_count", "queue_time_seconds_count")
+    before = {(name, model): count(name, model) for name in names for model in ("embedder", "reranker")}
+    pooling_http.post("/v1/embeddings", json={"input": TEXTS})
+    pooling_http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS[:2]})
+    more = {key: count(*key) - value for key, value in before.items()}
+    assert [more[name, "embedder"] for name in names] == [1, 3, 1, 1]
+    assert [more[name, "reranker"] for name in names] == [1, 2, 1, 1]
+    assert "izh:num_requests_running" in pooling_http.get("/metrics").text
+
+
 @pytest.mark.parametrize(
     ("route", "body", "status", "param"),
     [
