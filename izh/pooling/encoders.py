@@ -1,12 +1,14 @@
 """What computes the hidden rows: one call for padded batches, and for those that can, one without padding.
 
-Owns: PaddedEncoder and PackedEncoder (the two forms that PoolingService takes), NativeEncoder, HFEncoder,
-DecoderEncoder.
+Owns: PaddedEncoder, PackedEncoder and RemotePooler (the three forms that PoolingService takes), NativeEncoder,
+HFEncoder, DecoderEncoder.
 Must not know: tokenizers, pooling, requests.
 
 B = batch, L = positions, T = rows of sequences laid end to end, D = hidden size.
 """
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from izh.batch import Batch
 from izh.model.decoder import Decoder
 from izh.model.encoders.encoder import Encoder
+from izh.pooling.inputs import Entry
 
 _BLOCK = 16
 
@@ -32,6 +35,17 @@ class PackedEncoder(Protocol):
 
     def packed(self, token_ids: Tensor, starts: Tensor, type_ids: Tensor | None) -> Tensor:
         """token_ids [T] int64, starts [S+1] int32 -> hidden rows [T, D]."""
+        ...
+
+
+@runtime_checkable
+class RemotePooler(Protocol):
+    """An encoder that is elsewhere, and pools what it computes there."""
+
+    def submit(
+        self, entries: Sequence[Entry], finish: Callable[[Tensor, Sequence[Entry]], list[Tensor]]
+    ) -> Future[list[Tensor]]:
+        """What `finish` makes of the entries' pooled rows, [S, D] float32. Cancelling the future ends the work."""
         ...
 
 
