@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from izh.bench.options import ImagesOptions, LoraOptions, ThroughputOptions, TurnsOptions
 from izh.cli.flags import take
-from izh.cli.options import AnswerOptions
+from izh.cli.options import AnswerOptions, EmbedOptions, RerankOptions
 from izh.config import EngineOptions, ServerOptions
 from izh.version import __version__
 
@@ -47,6 +47,20 @@ def chat(arguments: argparse.Namespace) -> int:
     from izh.cli.terminal import Conversation, talk
 
     return talk(Conversation(_load(arguments), take(AnswerOptions, arguments)))
+
+
+def embed(arguments: argparse.Namespace) -> int:
+    """Write the vectors of lines."""
+    from izh.cli.pooling import embed_lines
+
+    return embed_lines(arguments.file, take(EmbedOptions, arguments))
+
+
+def rerank(arguments: argparse.Namespace) -> int:
+    """Print lines in the order of their scores."""
+    from izh.cli.pooling import rerank_lines
+
+    return rerank_lines(arguments.query, arguments.file, take(RerankOptions, arguments))
 
 
 def features(arguments: argparse.Namespace) -> int:

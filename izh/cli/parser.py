@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from izh.bench.options import ImagesOptions, LoraOptions, ThroughputOptions, TurnsOptions
 from izh.cli import commands
 from izh.cli.flags import add_flags
-from izh.cli.options import AnswerOptions
+from izh.cli.options import AnswerOptions, EmbedOptions, RerankOptions
 from izh.config import EngineOptions, ServerOptions
 from izh.version import __version__
 
@@ -52,6 +52,17 @@ def build_parser() -> argparse.ArgumentParser:
     chat = _add(tree, "chat", "[MODEL] [options]", commands.chat, "talk to a model in the terminal")
     _add_model(chat)
     add_flags(chat, AnswerOptions, EngineOptions)
+
+    embed = _add(tree, "embed", "[FILE] [options]", commands.embed, "write the vector of each line of a file")
+    _add_file(embed)
+    add_flags(embed, EmbedOptions)
+
+    rerank = _add(
+        tree, "rerank", "--query TEXT [FILE] [options]", commands.rerank, "print a file's lines, the best answer first"
+    )
+    rerank.add_argument("--query", metavar="TEXT", required=True, help="what the lines are to answer")
+    _add_file(rerank)
+    add_flags(rerank, RerankOptions)
 
     features = _add(
         tree,
@@ -127,6 +138,12 @@ def _add(
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_argument", metavar="MODEL", nargs="?", help="the same as --model")
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="one text a line, in UTF-8; '-', or none: standard input"
+    )
 
 
 def _complaint(parser: argparse.ArgumentParser, word: str) -> str:

@@ -39,7 +39,7 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 def test_commands() -> None:
     benches = {"bench throughput", "bench lora", "bench turns", "bench images"}
-    expected = {"serve", "run", "chat", "features", "fetch", "version"} | benches
+    expected = {"serve", "run", "chat", "embed", "rerank", "features", "fetch", "version"} | benches
     assert set(commands()) == {f"izh {name}" for name in expected}
 
 
@@ -71,6 +71,8 @@ def test_each_option_has_a_flag_somewhere(group: type) -> None:
         ("izh run", izh.config.EngineOptions),
         ("izh run", izh.cli.options.AnswerOptions),
         ("izh chat", izh.config.EngineOptions),
+        ("izh embed", izh.cli.options.EmbedOptions),
+        ("izh rerank", izh.cli.options.RerankOptions),
         ("izh bench throughput", izh.bench.options.ThroughputOptions),
         ("izh bench lora", izh.bench.options.LoraOptions),
         ("izh bench turns", izh.bench.options.TurnsOptions),
