@@ -101,6 +101,8 @@ class EngineCore:
     def step(self) -> list[Output]:
         """Run one step. A step that fails ends its own sequences and no others. With nothing to run but arrivals to
         wait for, it waits a moment."""
+        if self._arriving and not (self._outbox or self._scheduler.has_work):
+            wait([future for _, missing in self._arriving.values() for future in missing], _ARRIVAL_WAIT_S)
         for sequence, missing in tuple(self._arriving.values()):
             if all(future.done() for future in missing):
                 del self._arriving[sequence.id]
@@ -109,8 +111,6 @@ class EngineCore:
         plan = self._scheduler.plan()
         if plan.chunks:
             outputs += self._run(plan)
-        elif self._arriving and not outputs:
-            wait([future for _, missing in self._arriving.values() for future in missing], _ARRIVAL_WAIT_S)
         return outputs
 
     def reset_prefix_cache(self) -> None:

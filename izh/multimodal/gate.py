@@ -6,6 +6,7 @@ Invariant: a sequence's Features never change, so any chunk of it can be compute
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from izh.sequence import Chunk, Sequence
 class ImageGate:
     """The Gate (izh/seams.py) of images.
 
-    `features_of` gives a sequence's validated Features, None for a prompt without images, or raises RequestError.
+    `features_of` gives a sequence's validated Features once they are, or the RequestError that they came to; None for
+    a prompt without images.
     `ropes` are the model's rotary recipes; `mrope` is its own M-RoPE, if its checkpoint has one. Without, the first
     request with images settles the sections: then none of the recipes may be scaled, as nothing says how both combine.
 
@@ -29,7 +31,7 @@ class ImageGate:
 
     def __init__(
         self,
-        features_of: Callable[[Sequence], Features | None],
+        features_of: Callable[[Sequence], Future[Features] | None],
         ropes: tuple[RopeSpec, ...],
         mrope: Mrope | None = None,
         max_whole: int | None = None,
@@ -38,15 +40,21 @@ class ImageGate:
         self._max_whole = max_whole
         self._features_of = features_of
         self._ropes = ropes
+        self._checking: dict[str, Future[Features]] = {}  # of sequences that are not open yet
         self._features: dict[str, Features] = {}
 
-    def prepare(self, sequence: Sequence) -> None:
-        return
+    def prepare(self, sequence: Sequence) -> Future[Features] | None:
+        checked = self._features_of(sequence)
+        if checked is None:
+            return None
+        self._checking[sequence.id] = checked
+        return None if checked.done() else checked
 
     def open(self, sequence: Sequence) -> None:
-        features = self._features_of(sequence)
-        if features is None:
+        checked = self._checking.pop(sequence.id, None)
+        if checked is None:
             return
+        features = checked.result()
         if features.num_tokens != sequence.num_tokens:
             raise RequestError(
                 f"features.positions are for {features.num_tokens} tokens, the prompt has {sequence.num_tokens}",
@@ -100,6 +108,7 @@ class ImageGate:
         return
 
     def close(self, sequence: Sequence) -> None:
+        self._checking.pop(sequence.id, None)
         self._features.pop(sequence.id, None)
 
     # -- what the stage asks ------------------------------------------------------------------------------------------

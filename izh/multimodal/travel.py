@@ -2,11 +2,13 @@
 
 Owns: `pack`, the form in which they cross the process queue, and Arrivals, which checks them on the other side.
 Must not know: queues, encoders. What is true of features is checked in one place, `izh/multimodal/features.py`.
-Invariant: the choices of a user request, which share one PackedFeatures, share one Features.
+Invariants: the choices of a user request, which share one PackedFeatures, share one Features. Megabytes are read and
+hashed in a thread of their own, so that no step waits for them.
 """
 
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -48,30 +50,32 @@ def pack(features: Mapping[str, Any]) -> PackedFeatures:
 
 class Arrivals:
     """Finds the Features of a sequence (see ImageGate) in its request. Each PackedFeatures is checked once: its choices
-    arrive one after another. Nothing is kept beyond the sequences that use it."""
+    arrive one after another. Nothing is kept of what nobody waits for."""
 
     def __init__(self, hidden_size: int, rotary_dim: int, dtype: torch.dtype) -> None:
         self._hidden_size = hidden_size
         self._rotary_dim = rotary_dim
         self._dtype = dtype
-        self._last: tuple[weakref.ref[PackedFeatures], weakref.ref[Features]] | None = None
+        self._worker = ThreadPoolExecutor(1, "izh-features")
+        self._last: tuple[weakref.ref[PackedFeatures], weakref.ref[Future[Features]]] | None = None
 
-    def features_of(self, sequence: Sequence) -> Features | None:
-        """None for a request without features. Raises RequestError."""
+    def features_of(self, sequence: Sequence) -> Future[Features] | None:
+        """None for a request without features; ends with RequestError for features that are not right."""
         packed = sequence.request.features
         if packed is None:
             return None
         if self._last is not None and self._last[0]() is packed and (known := self._last[1]()) is not None:
             return known
-        features = validate_features(
+        checked = self._worker.submit(
+            validate_features,
             packed,
             num_tokens=sequence.num_tokens,
             hidden_size=self._hidden_size,
             rotary_dim=self._rotary_dim,
             dtype=self._dtype,
         )
-        self._last = weakref.ref(packed), weakref.ref(features)
-        return features
+        self._last = weakref.ref(packed), weakref.ref(checked)
+        return checked
 
 
 def _is_int(value: Any) -> bool:

@@ -1,9 +1,13 @@
 """Prompts with images made of numbers: lengths of text and grids of images in a row."""
 
+from concurrent.futures import Future
+
 import torch
 
 from izh.multimodal.features import Features, validate_features
+from izh.multimodal.gate import ImageGate
 from izh.multimodal.prompt import VisionPrompt, expand_images
+from izh.sequence import Sequence
 
 HIDDEN, HEAD_DIM, SECTIONS, PLACEHOLDER = 64, 16, (2, 3, 3), 7
 
@@ -31,3 +35,18 @@ def features(made: VisionPrompt, **changed: object) -> Features:
     return validate_features(
         made.features() | changed, num_tokens=len(made.token_ids), hidden_size=HIDDEN, rotary_dim=HEAD_DIM
     )
+
+
+def checked(found: Features | None) -> Future[Features] | None:
+    """As a gate is given them: checked already."""
+    if found is None:
+        return None
+    done: Future[Features] = Future()
+    done.set_result(found)
+    return done
+
+
+def admit(gate: ImageGate, sequence: Sequence) -> None:
+    """As the engine does."""
+    assert gate.prepare(sequence) is None
+    gate.open(sequence)

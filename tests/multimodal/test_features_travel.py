@@ -1,13 +1,18 @@
 """Features cross the process queue whole, once for all choices, and are checked on arrival."""
 
+import threading
+import time
+
 import engines
 import numpy as np
 import pytest
+import tiny_checkpoint
 import torch
 from image_cases import HEAD_DIM, HIDDEN, features, prompt
 
 from izh.engine.messages import Add, decode_to_engine, encode
 from izh.errors import RequestError
+from izh.model.source import resolve
 from izh.multimodal import travel
 from izh.multimodal.features import validate_features
 from izh.multimodal.travel import Arrivals, pack
@@ -68,7 +73,8 @@ def test_choices_share_one_copy_on_the_way_and_one_check_at_the_end(made, monkey
 
     monkeypatch.setattr(travel, "validate_features", counted)
     arrivals = Arrivals(HIDDEN, HEAD_DIM, torch.float32)
-    got = [arrivals.features_of(Sequence(request)) for request in arrived.whole]
+    waiting = [arrivals.features_of(Sequence(request)) for request in arrived.whole]
+    got = [each.result() for each in waiting]
     assert len(calls) == 1
     assert all(each is got[0] for each in got)
     other = arrivals.features_of(Sequence(engines.request("other", made.token_ids)))
@@ -82,9 +88,50 @@ def test_nothing_is_kept_after_the_last_sequence(made):
         (request,) = choices_of("r", made.token_ids, SamplingParams(), 0.0, features=packed)
         got = arrivals.features_of(Sequence(request))
         assert arrivals.features_of(Sequence(request)) is got
+        assert got.result().num_tokens == len(made.token_ids)
         del got, request, packed
-        assert arrivals._last is not None
-        assert [each() for each in arrivals._last] == [None, None]
+        until(lambda: [each() for each in arrivals._last] == [None, None])
+
+
+def until(condition, timeout_s=10.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_the_steps_thread_neither_checks_features_nor_waits_for_them(made, tmp_path, monkeypatch):
+    """Others decode on while a request's features are being read; then it is answered."""
+    may_check, threads = threading.Event(), []
+
+    def slow(*args, **kwargs):
+        threads.append(threading.current_thread())
+        assert may_check.wait(10)
+        return validate_features(*args, **kwargs)
+
+    monkeypatch.setattr(travel, "validate_features", slow)
+    loaded = engines.load(resolve(str(tiny_checkpoint.save_llama(tmp_path))), kernels="reference")
+    engine = loaded.engine()
+    engine.add(engines.request("text", [5, 6, 7], max_tokens=32))
+    for request in choices_of(
+        "image", made.token_ids, SamplingParams(n=2, max_tokens=4), 1.0, features=pack(made.features())
+    ):
+        engine.add(request)
+    produced = sum(len(output.token_ids) for _ in range(8) for output in engine.step())
+    assert produced == 8
+    assert engine.stats.num_waiting == 2
+    engine.add(engines.request("leaves", made.token_ids))
+    engine.abort("image/1")
+    may_check.set()
+    done = engines.drain(engine)
+    assert {name: output.finish.reason for name, output in done.items()} == {
+        "text": "length",
+        "image/0": "length",
+        "image/1": "abort",
+        "leaves": "length",
+    }
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize(

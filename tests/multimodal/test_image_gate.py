@@ -1,8 +1,10 @@
 """What a prompt's blocks are called, and which requests are admitted."""
 
+from concurrent.futures import Future
+
 import pytest
 import torch
-from image_cases import HEAD_DIM, SECTIONS, features, prompt
+from image_cases import HEAD_DIM, SECTIONS, admit, checked, features, prompt
 
 from izh.cache.keys import BlockKeys
 from izh.errors import RequestError
@@ -26,9 +28,9 @@ def sequence(made, generated=0, name="r"):
 def keys(made, generated=0, gate_features=...):
     """The keys of the full blocks of a prompt and some generated tokens."""
     found = features(made) if gate_features is ... else gate_features
-    gate = ImageGate(lambda _: found, (ROPE,))
+    gate = ImageGate(lambda _: checked(found), (ROPE,))
     opened = sequence(made)
-    gate.open(opened)
+    admit(gate, opened)
     opened.token_ids += [50 + i for i in range(generated)]
     BlockKeys(BLOCK, b"model", lambda length: b"", [gate.key]).extend(opened)
     return opened.keys
@@ -112,9 +114,9 @@ def test_generated_tokens_get_keys_of_their_own_positions():
 
 
 def parts(made, start, stop):
-    gate = ImageGate(lambda _: features(made), (ROPE,))
+    gate = ImageGate(lambda _: checked(features(made)), (ROPE,))
     opened = sequence(made)
-    gate.open(opened)
+    admit(gate, opened)
     return gate.key(opened, start, stop)
 
 
@@ -137,11 +139,10 @@ def test_text_after_an_image_that_displaces_nothing_needs_no_part():
 
 def test_it_lets_every_chunk_run_and_forgets_what_ended():
     made = prompt(4, (1, 2, 2), 2)
-    gate = ImageGate(lambda each: features(made) if each.id == "image" else None, (ROPE,))
+    gate = ImageGate(lambda each: checked(features(made) if each.id == "image" else None), (ROPE,))
     image, text = sequence(made, name="image"), sequence(made, name="text")
     for each in (image, text):
-        assert gate.prepare(each) is None
-        gate.open(each)
+        admit(gate, each)
         gate.turn()
         chunk = Chunk(each, 0, 7)
         assert gate.grant(chunk) == 7
@@ -156,9 +157,28 @@ def test_it_lets_every_chunk_run_and_forgets_what_ended():
     assert gate.key(image, 4, 8) == ()
 
 
+def test_it_waits_for_features_that_are_being_checked_and_forgets_those_that_leave_first():
+    made = prompt(4, (1, 2, 2), 2)
+    checking = {name: Future() for name in ("stays", "leaves", "wrong")}
+    gate = ImageGate(lambda each: checking[each.id], (ROPE,))
+    waiting = {name: sequence(made, name=name) for name in checking}
+    assert {name: gate.prepare(each) for name, each in waiting.items()} == checking
+    gate.close(waiting["leaves"])
+    checking["stays"].set_result(features(made))
+    checking["leaves"].set_result(features(made))
+    checking["wrong"].set_exception(RequestError("no rows", "features.image_rows"))
+    gate.open(waiting["stays"])
+    with pytest.raises(RequestError, match="no rows"):
+        gate.open(waiting["wrong"])
+    gate.close(waiting["wrong"])
+    assert gate.num_live == 1
+    gate.close(waiting["stays"])
+    assert gate.num_live == len(gate._checking) == 0
+
+
 def open_with(made, ropes=(ROPE,), mrope=None, of=None, gate=None):
-    gate = gate or ImageGate(lambda _: features(made), ropes, mrope)
-    gate.open(sequence(of or made))
+    gate = gate or ImageGate(lambda _: checked(features(made)), ropes, mrope)
+    admit(gate, sequence(of or made))
     return gate
 
 
@@ -172,14 +192,14 @@ def refused(param, *args, **options):
 def test_an_image_that_must_be_whole_is_granted_whole_or_not_at_all():
     made = prompt(3, (1, 2, 2), 2)  # the image at 3..6
     one = sequence(made)
-    gate = ImageGate(lambda each: features(made), (ROPE,), max_whole=4)
-    gate.open(one)
+    gate = ImageGate(lambda each: checked(features(made)), (ROPE,), max_whole=4)
+    admit(gate, one)
     granted = {(start, count): gate.grant(Chunk(one, start, count)) for start in (0, 3, 5) for count in range(1, 5)}
     assert [granted[0, count] for count in range(1, 5)] == [1, 2, 3, 3], "up to the image"
     assert [granted[3, count] for count in range(1, 5)] == [0, 0, 0, 4]
     assert [granted[5, count] for count in range(1, 5)] == [0, 2, 3, 4], "what a cached prefix left of it"
     with pytest.raises(RequestError, match="has 4 rows side by side") as caught:
-        ImageGate(lambda each: features(made), (ROPE,), max_whole=3).open(one)
+        admit(ImageGate(lambda each: checked(features(made)), (ROPE,), max_whole=3), one)
     assert caught.value.param == "features.image_rows"
 
 
@@ -191,14 +211,14 @@ def test_features_of_another_prompt_are_refused():
 
 def test_the_first_request_settles_the_sections_and_others_are_refused():
     found = {"a": features(prompt(1, (1, 2, 2)), sections=(4, 2, 2)), "b": features(prompt(1, (1, 2, 2)))}
-    gate = ImageGate(lambda each: found[each.id], (ROPE,))
+    gate = ImageGate(lambda each: checked(found[each.id]), (ROPE,))
     assert gate.mrope is None
-    gate.open(sequence(prompt(1, (1, 2, 2)), name="a"))
+    admit(gate, sequence(prompt(1, (1, 2, 2)), name="a"))
     assert gate.mrope == Mrope((4, 2, 2))
     with pytest.raises(RequestError, match=r"sections are \(2, 3, 3\); this model's are \(4, 2, 2\)"):
-        gate.open(sequence(prompt(1, (1, 2, 2)), name="b"))
+        admit(gate, sequence(prompt(1, (1, 2, 2)), name="b"))
     assert gate.num_live == 1
-    gate.open(sequence(prompt(1, (1, 2, 2)), name="a"))
+    admit(gate, sequence(prompt(1, (1, 2, 2)), name="a"))
 
 
 def test_without_sections_nothing_is_settled_and_a_model_that_has_some_refuses():
@@ -206,12 +226,12 @@ def test_without_sections_nothing_is_settled_and_a_model_that_has_some_refuses()
     positions = torch.arange(len(made.token_ids)).expand(3, -1)
     plain = features(made, sections=None, positions=positions, delta=0)
     scaled = RopeSpec(type="linear", theta=100.0, rotary_dim=HEAD_DIM, max_position_embeddings=64, factor=2.0)
-    gate = ImageGate(lambda each: plain, (scaled,))
-    gate.open(sequence(made))
+    gate = ImageGate(lambda each: checked(plain), (scaled,))
+    admit(gate, sequence(made))
     assert gate.mrope is None
     assert gate.features(sequence(made)) is plain
     with pytest.raises(RequestError, match="sections are None") as caught:
-        ImageGate(lambda each: plain, (ROPE,), Mrope(SECTIONS)).open(sequence(made))
+        admit(ImageGate(lambda each: checked(plain), (ROPE,), Mrope(SECTIONS)), sequence(made))
     assert caught.value.param == "features.sections"
 
 

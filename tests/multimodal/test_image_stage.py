@@ -6,7 +6,7 @@ import image_cases
 import pytest
 import tiny_checkpoint
 import torch
-from image_cases import features, prompt
+from image_cases import admit, checked, features, prompt
 
 from izh.batch import Overrides
 from izh.kernels.reference import REFERENCE
@@ -52,7 +52,7 @@ class World:
     def __init__(self, decoder, num_blocks=64):
         self.decoder = decoder
         self.found = {}
-        self.gate = ImageGate(lambda each: self.found.get(each.id), decoder.spec.ropes)
+        self.gate = ImageGate(lambda each: checked(self.found.get(each.id)), decoder.spec.ropes)
         self.stage = ImageStage(self.gate, decoder.rotary)
         self.head = EveryRow()
         pages = allocate_pages(decoder, num_blocks, BLOCK, torch.float32, CPU)
@@ -67,7 +67,7 @@ class World:
         sequence = Sequence(Request(id=name, prompt_token_ids=made.token_ids, params=SamplingParams(), arrival_s=0.0))
         if with_images:
             self.found[name] = features(made)
-        self.gate.open(sequence)
+        admit(self.gate, sequence)
         return sequence
 
     def run(self, *chunks):

@@ -6,7 +6,7 @@ from typing import Any
 import engines
 import pytest
 import torch
-from image_cases import PLACEHOLDER, features, prompt
+from image_cases import PLACEHOLDER, checked, features, prompt
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
@@ -62,7 +62,7 @@ class World:
         model, settings = self.loaded.model, self.loaded.settings
         limits_ = replace(settings.limits, **({"block_size": 4, "max_num_seqs": 8} | limits))
         found = {name: features(made, sections=self.mrope.sections) for name, made in prompts.items()}
-        images = ImageGate(lambda sequence: found.get(sequence.id), model.spec.ropes, self.mrope)
+        images = ImageGate(lambda sequence: checked(found.get(sequence.id)), model.spec.ropes, self.mrope)
         gates = (SamplingGate(model.spec.vocab_size), images)
         heads = [SamplingHead(model.logits, model.spec.vocab_size, frozenset(), 256)]
         keys = BlockKeys(limits_.block_size, b"model", model.spec.length_key, [gate.key for gate in gates])
