@@ -105,6 +105,8 @@ class ServerOptions:
     max_body_mb: float = option(32.0, "largest request body, in MiB")
     max_concurrent_requests: int = option(512, "requests in flight before new ones are answered 429")
     max_images: int = option(16, "images in one request")
+    max_image_mb: float = option(16.0, "largest image as it is sent (compressed, before base64), in MiB")
+    max_image_pixels: int = option(36_000_000, "largest image in pixels, by what its header says, before it is decoded")
     image_cache_mb: float = option(256.0, "MiB of encoded images kept for when they come again; 0 keeps none")
     allow_image_hosts: tuple[str, ...] = option(
         (),

@@ -7,6 +7,7 @@ are decoded.
 """
 
 import base64
+import re
 from io import BytesIO
 
 from PIL import Image, UnidentifiedImageError
@@ -25,6 +26,7 @@ MEDIA_TYPES = {
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_IMAGE_BYTES = 16 * 2**20
 MAX_IMAGE_PIXELS = 36_000_000  # an 8K frame; about 110 MB as RGB
+PIXELS_BOUND = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # beyond it Pillow itself refuses to open an image
 
 
 def read_data_uri(uri: str, param: str, max_bytes: int = MAX_IMAGE_BYTES) -> tuple[str, bytes]:
@@ -69,8 +71,10 @@ def decode_image(
     except UnidentifiedImageError as error:
         kind = "" if media_type is None else MEDIA_TYPES[media_type] + " "
         raise RequestError(f"{param} is not a readable {kind}image", param) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise RequestError(f"{param} is too large, at most {max_pixels} pixels are allowed", param) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # the only ones that come first
+        found = re.search(r"\d+ pixels", str(error))
+        size = found[0] if found else f"more than {PIXELS_BOUND} pixels"
+        raise RequestError(f"{param} is {size}, at most {max_pixels} are allowed", param) from error
     except Exception as error:
         # Hostile bytes can make the decoders raise nearly anything.
         raise RequestError(f"{param} cannot be decoded: {error}", param) from error

@@ -35,13 +35,19 @@ class EncoderCache:
 
     def get(self, key: bytes) -> Tensor | None:
         """The rows stored under `key`, or None. They are shared: nobody may write into them."""
+        rows = self.find(key)
+        if rows is None:
+            with self._lock:
+                self._misses += 1
+        return rows
+
+    def find(self, key: bytes) -> Tensor | None:
+        """As `get`, for whoever will ask again if there is nothing: only then it is a miss."""
         with self._lock:
             rows = self._entries.get(key)
-            if rows is None:
-                self._misses += 1
-                return None
-            self._hits += 1
-            self._entries.move_to_end(key)
+            if rows is not None:
+                self._hits += 1
+                self._entries.move_to_end(key)
             return rows
 
     def put(self, key: bytes, rows: Tensor) -> None:

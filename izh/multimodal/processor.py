@@ -5,7 +5,7 @@ Must not know: requests, prompts, the encoder's weights. What may be sent is dec
 Invariant: equal digests mean equal pixels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,11 @@ class PreparedImage:
     width: int
     height: int
 
+    @property
+    def laid_out(self) -> "PreparedImage":
+        """See izh.multimodal.seam.Prepared."""
+        return replace(self, pixels=torch.empty(0))
+
 
 class VisionProcessor:
     """Prepares images for a fixed-resolution encoder: RGB, stretched to a square, normalized. Safe from any thread.
@@ -44,7 +49,7 @@ class VisionProcessor:
         self.image_size = config.image_size
         self.max_image_bytes = max_image_bytes
         self.max_image_pixels = max_image_pixels
-        self._recipe = f"rgb on white, bicubic to {self.image_size}x{self.image_size}, -1..1"
+        self.recipe = f"rgb on white, bicubic to {self.image_size}x{self.image_size}, -1..1"
 
     def __call__(self, uri: str, param: str = "image_url") -> PreparedImage:
         """Decode and prepare one image. Raises RequestError naming `param` for anything that is not accepted."""
@@ -53,7 +58,7 @@ class VisionProcessor:
 
     def prepare(self, rgb: Image.Image, mode: str = "RGB") -> PreparedImage:
         """Prepare an upright image of mode RGB; `mode` is the one that its file had."""
-        name = digest("image", self._recipe, mode, rgb.width, rgb.height, rgb.tobytes())
+        name = digest("image", self.recipe, mode, rgb.width, rgb.height, rgb.tobytes())
         small = rgb.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC)
         pixels = torch.from_numpy(np.array(small, np.float32)).permute(2, 0, 1).contiguous() / 127.5 - 1.0
         return PreparedImage(pixels, name, rgb.width, rgb.height)

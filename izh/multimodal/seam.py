@@ -5,7 +5,8 @@ VisionEncoder, `izh/multimodal/vlm/` has those of trained checkpoints.
 Must not know: where images come from, caches, requests.
 
     images --prepare--> [Prepared] --encode--> rows        rows may be kept under Prepared.digest; images of several
-                            |                    |         requests may be encoded in one call
+                            |                    |         requests may be encoded in one call. Where the rows are
+                            |                    |         known, Prepared.laid_out is enough for the rest
     messages ----------- lay_out --> Layout -- prompt --> VisionPrompt
 """
 
@@ -26,6 +27,10 @@ class Prepared(Protocol):
     def digest(self) -> bytes:
         """Names its rows: equal for two images only if their rows are. It names the encoder's weights too."""
 
+    @property
+    def laid_out(self) -> "Prepared":
+        """The same without what only the encoder takes: enough for `lay_out`, and small."""
+
 
 class Layout(Protocol):
     """A prompt whose images need not be encoded yet."""
@@ -42,7 +47,8 @@ class MultimodalProcessor(Protocol):
     """Safe from any thread."""
 
     def prepare(self, images: Many[Image.Image]) -> Many[Any]:
-        """A Prepared of each image of one prompt, in order. The images are upright and in mode RGB.
+        """A Prepared of each image of one prompt, in order. The images are upright and in mode RGB. What one becomes
+        depends on it, and on whether it is the only one, and on nothing else.
 
         Raises RequestError for one that the model cannot take.
         """

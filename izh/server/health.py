@@ -28,7 +28,7 @@ def routes(engine: AsyncLLM, services: Services) -> APIRouter:
     async def metrics() -> Response:
         if services.images is not None:
             counts = services.images.counts
-            engine.metrics.image_cache(counts.hits, counts.misses, counts.num_bytes)
+            engine.metrics.image_cache(counts.hits, counts.misses, counts.num_bytes, counts.num_entries)
         return Response(engine.metrics.render() + services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -11,6 +11,7 @@ from typing import Any
 
 from izh.config import ServerOptions
 from izh.errors import ContextLengthError, OptionError, RequestError
+from izh.multimodal.decode import PIXELS_BOUND
 from izh.multimodal.encoder_cache import CacheCounts, EncoderCache
 from izh.multimodal.intake import ImageIntake
 from izh.multimodal.seam import MultimodalProcessor
@@ -26,10 +27,19 @@ class Images:
             raise OptionError(f"--max-images must be at least 1, got {options.max_images}")
         if options.image_cache_mb < 0:
             raise OptionError(f"--image-cache-mb must be at least 0, got {options.image_cache_mb:g}")
+        if options.max_image_mb <= 0:
+            raise OptionError(f"--max-image-mb must be above 0, got {options.max_image_mb:g}")
+        if not 1 <= options.max_image_pixels <= PIXELS_BOUND:
+            raise OptionError(
+                f"--max-image-pixels must be within 1..{PIXELS_BOUND} (the decoder's own bound), got "
+                f"{options.max_image_pixels}"
+            )
         self._max_images = options.max_images
         self.processor = processor
-        self._sources = ImageSources(options.allow_image_hosts, options.image_root)
-        self._intake = ImageIntake(processor, EncoderCache(int(options.image_cache_mb * 2**20)))
+        max_bytes = int(options.max_image_mb * 2**20)
+        self._sources = ImageSources(options.allow_image_hosts, options.image_root, max_bytes=max_bytes)
+        cache = EncoderCache(int(options.image_cache_mb * 2**20))
+        self._intake = ImageIntake(processor, cache, max_pixels=options.max_image_pixels)
 
     async def prompt(
         self, messages: Sequence[Mapping[str, Any]], max_tokens: int, **template: Any
@@ -49,7 +59,8 @@ class Images:
                 f"{param}: a request may have at most {self._max_images} images, this one has {len(parts)}", param
             )
         data = await asyncio.gather(*(self._sources.read(part["image_url"]["url"], param) for param, part in parts))
-        prepared = await self._intake.prepare(data)
+        images = await self._intake.prepare(data)
+        prepared = [each.prepared for each in images]
         layout = await asyncio.to_thread(self.processor.lay_out, _without_data(messages), prepared, **template)
         num_tokens = len(layout.token_ids)
         if num_tokens >= max_tokens:
@@ -58,7 +69,7 @@ class Images:
                 f"of answer exceeds the context of {max_tokens} tokens; send fewer or smaller images, or less text",
                 "messages",
             )
-        rows = await self._intake.encode(prepared)
+        rows = await self._intake.encode(images)
         prompt = await asyncio.to_thread(layout.prompt, rows)
         return prompt.token_ids, prompt.features()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from seeing import encoder, picture, uri
 
 from izh.errors import EngineDeadError, OverloadedError, RequestError
 from izh.multimodal import VisionProcessor
+from izh.multimodal import intake as module
 from izh.multimodal.decode import read_data_uri
 from izh.multimodal.encoder_cache import EncoderCache
 from izh.multimodal.intake import MAX_BATCH, ImageData, ImageIntake
@@ -20,8 +21,15 @@ MANY = 10**6
 
 @dataclass
 class Seen:
+    """`pixels` are what only the encoder takes."""
+
     digest: bytes
     value: int
+    pixels: str | None = "there"
+
+    @property
+    def laid_out(self):
+        return replace(self, pixels=None)
 
 
 class Eyes:
@@ -32,13 +40,16 @@ class Eyes:
         self.may_encode = threading.Event()
         self.may_encode.set()
         self.fails = False
+        self.prepared: list[int] = []  # images in each call
 
     def prepare(self, images):
+        self.prepared.append(len(images))
         values = [image.getpixel((0, 0))[0] for image in images]
         return [Seen(bytes([value]), value) for value in values]
 
     def encode(self, images):
         assert self.may_encode.wait(10)
+        assert all(image.pixels for image in images)
         self.batches.append([image.value for image in images])
         if self.fails:
             raise RuntimeError("no light")
@@ -48,8 +59,8 @@ class Eyes:
         raise AssertionError("not asked here")
 
 
-def sent(value, param="image"):
-    return ImageData(*reversed(read_data_uri(uri(Image.new("RGB", (2, 2), (value, 0, 0))), param)), param)
+def sent(value, param="image", form="PNG"):
+    return ImageData(*reversed(read_data_uri(uri(Image.new("RGB", (2, 2), (value, 0, 0)), form), param)), param)
 
 
 def intake(eyes, cache_bytes=MANY, **options):
@@ -76,6 +87,77 @@ async def test_rows_come_in_order_and_are_kept():
     assert sorted(value for batch in eyes.batches for value in batch) == [1, 2, 3]
     counts = made.counts
     assert (counts.hits, counts.misses, counts.num_bytes) == (2, 3, 3 * 24)
+    made.close()
+
+
+async def test_an_image_sent_again_is_not_even_decoded(monkeypatch):
+    eyes = Eyes()
+    made = intake(eyes)
+    decoded = []
+    decode = module.decode_image
+    monkeypatch.setattr(module, "decode_image", lambda *args: decoded.append(args) or decode(*args))
+    assert await read(made, 3) == [3]
+    assert await read(made, 3) == await read(made, 3) == [3]
+    assert (len(decoded), eyes.prepared, eyes.batches) == (1, [1], [[3]])
+    counts = made.counts
+    assert (counts.hits, counts.misses, counts.num_entries) == (2, 1, 1)
+    made.close()
+
+
+async def test_the_same_pixels_in_another_file_are_decoded_and_found():
+    eyes = Eyes()
+    made = intake(eyes)
+    assert await read(made, 3) == [3]
+    (taken,) = await made.prepare([sent(3, form="BMP")])
+    assert taken.rows is None
+    assert [int(rows[0, 0]) for rows in await made.encode([taken])] == [3]
+    assert eyes.batches == [[3]]
+    with pytest.raises(RequestError, match="says image/png, but its bytes are BMP"):  # known bytes, and still a lie
+        await made.prepare([replace(sent(3, form="BMP"), media_type="image/png")])
+    made.close()
+
+
+async def test_rows_that_have_left_the_cache_are_encoded_again():
+    eyes = Eyes()
+    made = intake(eyes, cache_bytes=24)  # one image's
+    assert await read(made, 1) == [1]
+    assert await read(made, 2) == [2]
+    assert await read(made, 1) == [1]
+    assert eyes.batches == [[1], [2], [1]]
+    (taken,) = await made.prepare([sent(1)])
+    assert await read(made, 2) == [2]  # between the two halves of another's way
+    assert [int(rows[0, 0]) for rows in await made.encode([taken])] == [1]
+    assert (made.counts.hits, made.counts.misses) == (1, 4)
+    made.close()
+
+
+async def test_an_image_beside_others_is_not_what_it_is_alone():
+    """And a new one of several is prepared in company, though the others are known."""
+    eyes = Eyes()
+    made = intake(eyes)
+    assert await read(made, 1) == [1]
+    assert await read(made, 1, 2) == [1, 2]
+    assert await read(made, 1, 2, 3) == [1, 2, 3]
+    assert await read(made, 2, 1) == [2, 1]
+    assert eyes.prepared == [1, 2, 2]
+    assert sorted(value for batch in eyes.batches for value in batch) == [1, 2, 3]
+    made.close()
+
+
+async def test_what_is_remembered_of_images_sent_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MAX_KNOWN", 2)
+    eyes = Eyes()
+    made = intake(eyes)
+    for value in (1, 2, 1, 3):
+        assert await read(made, value) == [value]
+    assert eyes.prepared == [1, 1, 1]
+    assert await read(made, 1) == [1]  # used last before 3 came, so 2 has left
+    assert eyes.prepared == [1, 1, 1]
+    assert await read(made, 2) == [2]
+    assert eyes.prepared == [1, 1, 1, 1]
+    assert sorted(value for batch in eyes.batches for value in batch) == [1, 2, 3]
+    assert len(made._known) == 2
+    assert all(each.pixels is None for each in made._known.values())
     made.close()
 
 

@@ -7,6 +7,7 @@ import time
 import zlib
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 import seeing
@@ -28,6 +29,7 @@ def http(tmp_path_factory):
     root = tmp_path_factory.mktemp("images")
     llm = AsyncLLM(model=str(folder), kv_cache_gb=0.02, num_threads=1)
     hosts = ("127.0.0.1", "2130706433", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "0x7f.1")
+    hosts += ("0177.0.0.1", "127.1", "0.0.0.0", "10.0.0.1", "[fe80::1]", "[64:ff9b::7f00:1]")
     with (
         serving(
             llm,
@@ -64,6 +66,7 @@ def saved(made, form, **options):
 
 PLAIN = saved(picture(1, (64, 64)), "PNG")
 JPEG = saved(picture(1, (64, 64)), "JPEG")
+JPEG_SIZE = struct.pack(">HH", 64, 64)  # in its header
 FRAMES = [picture(i) for i in range(3)]
 HOSTILE = {
     "a bomb of zeros": data(png(30000, 30000, bytes(1000))),
@@ -83,6 +86,8 @@ HOSTILE = {
     "a png that says jpeg": data(PLAIN, "jpeg"),
     "a gif that moves": data(saved(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "gif"),
     "a webp that moves": data(saved(FRAMES[0], "WEBP", save_all=True, append_images=FRAMES[1:]), "webp"),
+    "a png that moves": data(saved(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:])),
+    "a jpeg of 65500 x 65500": data(JPEG.replace(JPEG_SIZE, struct.pack(">HH", 65500, 65500), 1), "jpeg"),
     "a tiff": data(saved(picture(1), "TIFF"), "tiff"),
     "a tiff that says png": data(saved(picture(1), "TIFF")),
     "svg": data(b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>", "svg+xml"),
@@ -97,6 +102,14 @@ HOSTILE = {
     "loopback": "https://127.0.0.1/a.png",
     "loopback as a number": "https://2130706433/a.png",
     "loopback in hexadecimal": "https://0x7f.1/a.png",
+    "loopback in octal": "https://0177.0.0.1/a.png",
+    "loopback in short": "https://127.1/a.png",
+    "loopback with a dot": "https://127.0.0.1./a.png",
+    "loopback in wide digits": "https://\uff11\uff12\uff17.0.0.1/a.png",
+    "any address": "https://0.0.0.0/a.png",
+    "a private network": "https://10.0.0.1/a.png",
+    "a link's own address": "https://[fe80::1]/a.png",
+    "loopback behind a gateway": "https://[64:ff9b::7f00:1]/a.png",
     "loopback in v6": "https://[::1]/a.png",
     "loopback in v6 as v4": "https://[::ffff:127.0.0.1]/a.png",
     "loopback by name": "https://localhost:443/a.png",
@@ -124,6 +137,58 @@ def test_a_hostile_image_is_refused_soon_and_in_little_memory(http, name):
     assert error["message"].startswith(error["param"])
     assert len(error["message"]) < 500
     assert process.memory_info().rss - before < LIMIT_BYTES
+
+
+def rotated():
+    """Lies on its side, and says so; with what is upright."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    return data(saved(picture(1), "PNG", exif=exif)), picture(1).rotate(-90, expand=True)
+
+
+def palette():
+    made = picture(1).quantize(16)
+    return data(saved(made, "PNG")), made.convert("RGB")
+
+
+def alpha():
+    made = picture(1).convert("RGBA")
+    made.putalpha(picture(2).convert("L"))
+    white = Image.new("RGBA", made.size, "white")
+    return data(saved(made, "WEBP", lossless=True, exact=True), "webp"), Image.alpha_composite(white, made).convert(
+        "RGB"
+    )
+
+
+def deep():
+    gray = np.asarray(picture(1).convert("L"))
+    return data(saved(Image.fromarray(gray.astype(np.uint16) * 257), "PNG")), Image.fromarray(gray).convert("RGB")
+
+
+def cmyk():
+    raw = saved(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), "JPEG")
+    return data(raw, "jpeg"), Image.new("RGB", (16, 16), (0, 255, 255))
+
+
+ORIENTATION = 0x0112  # EXIF
+
+
+@pytest.mark.parametrize("unusual", [rotated, palette, alpha, deep, cmyk])
+def test_an_unusual_image_is_what_it_looks_like(http, unusual):
+    """Its first token has the log-probability that the plain picture's has: it has become the same rows."""
+
+    def seen(url):
+        ask = {"messages": [user(text("x"), image(url))], "max_tokens": 1, "logprobs": True, "temperature": 0}
+        answer = http.post(CHAT, json=ask)
+        assert answer.status_code == 200, answer.text
+        (token,) = answer.json()["choices"][0]["logprobs"]["content"]
+        return token["bytes"], token["logprob"]
+
+    url, plain = unusual()
+    found, expected = seen(url), seen(uri(plain))
+    assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1], abs=1e-4)
+    assert expected != seen(uri(picture(3)))
 
 
 def test_the_server_still_answers(http):

@@ -115,12 +115,16 @@ def test_a_repeated_image_is_found_again_and_other_pixels_are_not(client, http):
         return ask(client, messages).usage.prompt_tokens_details.cached_tokens
 
     before = metric("queries_total"), metric("hits_total"), metric("bytes")
+    entries = metric("entries")
     first = cached(50)
     assert metric("queries_total") == before[0] + 1
     assert metric("hits_total") == before[1]
     assert metric("bytes") == before[2] + NUM_ROWS * 64 * 4
+    assert metric("entries") == entries + 1
     again = cached(50)
+    assert metric("queries_total") == before[0] + 2
     assert metric("hits_total") == before[1] + 1
+    assert metric("entries") == entries + 1
     assert again >= 32  # the image and more
     assert first < 16
     assert cached(51) == first

@@ -7,7 +7,7 @@ Invariant: an image's rows depend on its ImageInputs and the tower's weights onl
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +32,11 @@ class ImageInputs:
     num_rows: int
     grid: Grid | None
     digest: bytes
+
+    @property
+    def laid_out(self) -> "ImageInputs":
+        """See izh.multimodal.seam.Prepared."""
+        return replace(self, tensors={})
 
 
 class VisionFamily(ABC):
