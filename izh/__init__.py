@@ -13,9 +13,10 @@ _PUBLIC = {
     "AsyncLLM": "izh.engine.async_llm",
     "Server": "izh.server.app",
     "SamplingParams": "izh.request",
+    "PoolingParams": "izh.request",
 }
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "Server", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "PoolingParams", "SamplingParams", "Server", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,13 @@
 """What users of `LLM` and `AsyncLLM` receive.
 
-Owns: RequestOutput and CompletionOutput, and how two of them add up; RerankOutput.
+Owns: RequestOutput and CompletionOutput, and how two of them add up; PoolingOutput, RerankOutput.
 Must not know: torch, processes, HTTP.
 Invariant: a stream of RequestOutputs, added up in order, equals the one RequestOutput of the unstreamed call.
 """
 
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from izh.request import FinishReason, TokenLogprobs
 
@@ -55,6 +57,16 @@ class RequestOutput:
         self.finished = self.finished or new.finished
         self.prompt_logprobs = new.prompt_logprobs if new.prompt_logprobs is not None else self.prompt_logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, new.num_cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """What a pooled prompt came to: `vector` is float32, read-only."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    vector: np.ndarray
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

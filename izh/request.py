@@ -1,14 +1,14 @@
 """What is asked and what comes back: the vocabulary that crosses the process queue.
 
-Owns: SamplingParams and Request (frozen, what was asked); Output and Finish (what the engine says of a request after a
-step). All are msgspec structs, so that they travel as msgpack.
+Owns: SamplingParams, PoolingParams and Request (frozen, what was asked); Output and Finish (what the engine says of a
+request after a step). All are msgspec structs, so that they travel as msgpack.
 Must not know: torch, the tokenizer, HTTP.
 Invariant: every request that enters ends with exactly one Output whose `finish` is set.
 """
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -23,7 +23,7 @@ def _require(condition: bool, param: str, value: Any, limit: str) -> None:
         raise RequestError(f"{param} must be {limit}, got {value!r}", param)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):
     """How to choose each next token, and when to stop.
 
     temperature 0 is greedy. top_k 0 means all. `repetition_penalty` counts prompt and answer, `presence_penalty` and
@@ -108,6 +108,48 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """True when each prompt position must be computed, so that no prefix hit may be read."""
         return self.prompt_logprobs is not None
 
+    @property
+    def room(self) -> int:
+        """Tokens that the context must hold beside the prompt."""
+        return self.max_tokens or 1
+
+
+PoolingMode = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weighted_mean"]
+POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pooling"):
+    """What to make of a prompt's hidden rows, where no answer is wanted: one float32 vector.
+
+    `mode` is over the tokens from number `skip` on (an instruction's are left out): "last", "cls" (the first), "mean",
+    "max", "mean_sqrt_len" (the sum over the square root of their number), "weighted_mean" (by place, 1 for the
+    prompt's first token). `normalize` makes the vector's length 1. With `logit_ids` the LM head's logits of these
+    tokens, after the last one of the prompt, take the vector's place, as they are.
+
+    Raises RequestError (a ValueError) naming the field, the value and the limit.
+    """
+
+    mode: PoolingMode = "last"
+    normalize: bool = True
+    skip: int = 0
+    logit_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.mode in POOLING_MODES, "mode", self.mode, f"one of {', '.join(POOLING_MODES)}")
+        _require(self.skip >= 0, "skip", self.skip, "at least 0")
+        _require(all(isinstance(i, int) for i in self.logit_ids), "logit_ids", self.logit_ids, "integers")
+        _require(not self.logit_ids or self.mode == "last", "mode", self.mode, "last where logit_ids are asked for")
+
+    @property
+    def needs_every_row(self) -> bool:
+        """True when each prompt position must be computed, so that no prefix hit may be read."""
+        return self.mode != "last"
+
+    @property
+    def room(self) -> int:
+        """Tokens that the context must hold beside the prompt."""
+        return 0
+
 
 class PackedFeatures(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """The images of a prompt on their way to the engine; `izh.multimodal.travel` packs them and checks them there.
@@ -135,7 +177,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     arrival_s: float
     choice: int = 0
     priority: int = 0
@@ -147,7 +189,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def choices_of(
     request_id: str,
     prompt_token_ids: list[int],
-    params: SamplingParams,
+    params: SamplingParams | PoolingParams,
     arrival_s: float,
     *,
     priority: int = 0,
@@ -155,7 +197,7 @@ def choices_of(
     adapters: tuple[tuple[str, float], ...] = (),
     features: PackedFeatures | None = None,
 ) -> list[Request]:
-    """The Requests of one user request: one for each of its `params.n` choices."""
+    """The Requests of one user request: one for each of its `params.n` choices, one where it is pooled."""
     return [
         Request(
             id=f"{request_id}/{choice}",
@@ -168,7 +210,7 @@ def choices_of(
             adapters=adapters,
             features=features,
         )
-        for choice in range(params.n)
+        for choice in range(params.n if isinstance(params, SamplingParams) else 1)
     ]
 
 
@@ -200,13 +242,15 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one request.
 
     `prompt_logprobs` comes once, with the first new token: one entry per prompt token, None for the first.
-    `queue_s` (seconds from arrival to first computation) and `num_cached_tokens` come with the first Output.
+    `queue_s` (seconds from arrival to first computation) and `num_cached_tokens` come with the first Output. `pooled`
+    is what PoolingParams asked for: float32, little-endian.
     """
 
     request_id: str
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooled: bytes | None = None
     num_cached_tokens: int = 0
     queue_s: float | None = None
     finish: Finish | None = None

@@ -64,6 +64,7 @@ class Result:
     finish: Finish | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooled: bytes | None = None  # float32, little-endian
 
 
 class Head(Protocol):

@@ -2,9 +2,9 @@
 
 Owns: the table of live requests, the engine process's supervision, and what users see of both.
 Must not know: HTTP, tensors (importing this module imports no torch).
-Invariant: every `generate` ends, with its last output or an exception, also when the engine process dies.
+Invariant: every `generate` and `embed` ends, with its last output or an exception, also when the engine process dies.
 
-    generate -> tokenizer -> Add ..................................> engine process
+    generate, embed -> Add ........................................> engine process
     caller  <- its queue <- OutputProcessor <- _supervise <- Stepped <-/
 """
 
@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from izh.config import EngineOptions
 from izh.engine.core_process import CoreProcess
+from izh.engine.info import ModelInfo, describe, paths
 from izh.engine.messages import (
     Abort,
     Add,
@@ -33,10 +34,10 @@ from izh.engine.messages import (
     UnloadAdapter,
 )
 from izh.engine.metrics import Metrics
-from izh.errors import AdapterError, EngineDeadError, IzhError, OptionError, RequestError, error_of
-from izh.model.source import ModelSource, resolve
-from izh.outputs import RequestOutput
-from izh.request import FinishReason, PackedFeatures, SamplingParams, choices_of
+from izh.errors import AdapterError, EngineDeadError, IzhError, RequestError, error_of
+from izh.model.source import resolve
+from izh.outputs import PoolingOutput, RequestOutput
+from izh.request import FinishReason, PackedFeatures, PoolingParams, SamplingParams, choices_of
 from izh.text.output import OutputProcessor
 from izh.text.tokenizer import Tokenizer
 
@@ -47,23 +48,11 @@ _RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0)  # before the first, second, ... restar
 _LONG_TEXT = 4096  # characters from which tokenizing leaves the event loop
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    """What is served. `max_model_len` counts prompt and answer tokens."""
-
-    name: str
-    path: str
-    max_model_len: int
-    vocab_size: int
-    adapters: Mapping[str, Path] = field(default_factory=dict)  # directories of those that requests may name
-    lora_root: Path | None = None  # where adapters that clients load must lie; None: clients may load none
-
-
 @dataclass(slots=True)
 class _Stream:
     """A live request on its way to its caller, with what the metrics will want to know."""
 
-    queue: asyncio.Queue[RequestOutput | IzhError] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[RequestOutput | PoolingOutput | IzhError] = field(default_factory=asyncio.Queue)
     arrival_s: float = 0.0
     first_token_s: float | None = None
     num_generated: int = 0
@@ -106,7 +95,7 @@ class AsyncLLM:
         try:
             self._core, ready = await CoreProcess.launch(start)
             self.tokenizer = await tokenizer
-            self.info = self._describe(source, ready)
+            self.info = describe(self._options, source, ready)
         except BaseException:
             tokenizer.cancel()
             await self.shutdown()
@@ -147,9 +136,44 @@ class AsyncLLM:
         EngineDeadError when the engine process dies and IzhError when the request's step fails. Closing the generator,
         or cancelling the task that reads it, aborts the request.
         """
+        packed = None if features is None else await asyncio.to_thread(_pack, features)
+        asked = self._ask(prompt, params, request_id, priority, cache_salt, adapters, packed)
+        async with contextlib.aclosing(asked):
+            async for item in asked:
+                assert isinstance(item, RequestOutput)
+                yield item
+
+    async def embed(
+        self,
+        prompt: str | list[int],
+        params: PoolingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapters: tuple[tuple[str, float], ...] = (),
+    ) -> PoolingOutput:
+        """The vector of a prompt, computed in the same steps as answers are; by default of its last token, of length 1.
+        Arguments, errors and what cancelling does: as of `generate`."""
+        asked = self._ask(prompt, params or PoolingParams(), request_id, priority, cache_salt, adapters, None)
+        async with contextlib.aclosing(asked):
+            item = await anext(asked)
+            assert isinstance(item, PoolingOutput)
+            return item
+
+    async def _ask(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams | PoolingParams,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+        adapters: tuple[tuple[str, float], ...],
+        features: PackedFeatures | None,
+    ) -> AsyncGenerator[RequestOutput | PoolingOutput, None]:
+        """A request from its admission to its end: what both of its kinds have in common."""
         arrival_s = time.monotonic()
         token_ids = prompt if isinstance(prompt, list) else await self._encode(prompt)
-        packed = None if features is None else await asyncio.to_thread(_pack, features)
         core = self._core
         if core is None or self.state != "ready":
             raise EngineDeadError(f"the engine is not ready (state: {self.state}); try again shortly")
@@ -158,8 +182,10 @@ class AsyncLLM:
             raise RequestError(f"request_id {request_id!r} is in use by a request that has not ended", "request_id")
         stream = self._streams[request_id] = _Stream(arrival_s=arrival_s)
         try:
-            text = prompt if isinstance(prompt, str) else None
-            self._processor.add(request_id, token_ids, params, text)
+            if isinstance(params, SamplingParams):
+                self._processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
+            else:
+                self._processor.add_pooled(request_id, token_ids)
             requests = choices_of(
                 request_id,
                 token_ids,
@@ -169,14 +195,14 @@ class AsyncLLM:
                 cache_salt=cache_salt,
                 adapters=adapters,
             )
-            await core.send(Add(requests=requests, features=packed))
+            await core.send(Add(requests=requests, features=features))
             while True:
                 item = await stream.queue.get()
                 if isinstance(item, IzhError):
                     stream.reason = "error"
                     raise item
                 yield item
-                if item.finished:
+                if isinstance(item, PoolingOutput) or item.finished:
                     return
         finally:
             del self._streams[request_id]
@@ -251,7 +277,7 @@ class AsyncLLM:
             stream = self._streams.get(output.request_id.rpartition("/")[0])
             if stream is None:
                 continue
-            if output.queue_s is not None and stream.first_token_s is None:
+            if output.queue_s is not None and stream.first_token_s is None and output.token_ids:
                 stream.first_token_s = now
                 self.metrics.first_token(now - stream.arrival_s, output.queue_s)
             stream.num_generated += len(output.token_ids)
@@ -262,6 +288,11 @@ class AsyncLLM:
                 if item.finished:
                     ready.reason = next((o.finish_reason for o in item.outputs if o.finish_reason), "stop")
                 ready.queue.put_nowait(item)
+        for vector in processed.pooled:
+            waiting = self._streams.get(vector.request_id)
+            if waiting is not None:
+                waiting.reason = "stop"
+                waiting.queue.put_nowait(vector)
         for request_id, finish in processed.failed:
             failed = self._streams.get(request_id)
             if failed is not None:
@@ -282,7 +313,7 @@ class AsyncLLM:
             del self._calls[command.call_id]
 
     def _conclude(self, reply: Replied) -> None:
-        self.info = replace(self.info, adapters=_paths(reply.adapters))
+        self.info = replace(self.info, adapters=paths(reply.adapters))
         call = self._calls.get(reply.call_id)
         if call is None or call.done():  # whoever called has gone
             return
@@ -293,7 +324,7 @@ class AsyncLLM:
 
     async def _restore_adapters(self, core: CoreProcess, ready: Ready) -> None:
         """Let a new engine process know what the old one knew. What cannot be loaded any more is logged and gone."""
-        wanted, known = self.info.adapters, _paths(ready.adapters)
+        wanted, known = self.info.adapters, paths(ready.adapters)
         commands: list[LoadAdapter | UnloadAdapter] = [
             LoadAdapter(call_id=next(self._call_ids), name=name, directory=str(directory), replace=True)
             for name, directory in wanted.items()
@@ -306,7 +337,7 @@ class AsyncLLM:
             assert isinstance(reply, Replied)
             if reply.error is not None:
                 log.error("adapter %r was not restored: %s", command.name, reply.error)
-            known = _paths(reply.adapters)
+            known = paths(reply.adapters)
         self.info = replace(self.info, adapters=known)
 
     def _fail_all(self, error: IzhError) -> None:
@@ -323,31 +354,12 @@ class AsyncLLM:
             return self.tokenizer.encode(text)
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
-    def _describe(self, source: ModelSource, ready: Ready) -> ModelInfo:
-        options, adapters = self._options, _paths(ready.adapters)
-        name = options.served_model_name or source.name
-        if name in adapters:
-            raise OptionError(f"--lora names {name!r}, which is the model's name; an adapter's name must be its own")
-        root = options.lora_root if options.allow_runtime_lora else None
-        return ModelInfo(
-            name=name,
-            path=str(source.path),
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            adapters=adapters,
-            lora_root=None if root is None else Path(root).expanduser().resolve(),
-        )
-
     def _observe_end(self, stream: _Stream, num_prompt: int) -> None:
         now = time.monotonic()
         per_token = None
         if stream.first_token_s is not None and stream.num_generated > 1:
             per_token = (now - stream.first_token_s) / (stream.num_generated - 1)
         self.metrics.finished(stream.reason, num_prompt, stream.num_generated, now - stream.arrival_s, per_token)
-
-
-def _paths(directories: Mapping[str, str]) -> dict[str, Path]:
-    return {name: Path(directory) for name, directory in directories.items()}
 
 
 def _pack(features: Mapping[str, Any]) -> PackedFeatures:

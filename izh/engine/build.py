@@ -31,6 +31,8 @@ from izh.model.source import ModelSource
 from izh.multimodal.gate import ImageGate
 from izh.multimodal.stage import ImageStage
 from izh.multimodal.travel import Arrivals, pack
+from izh.pooling.gate import PoolingGate
+from izh.pooling.head import LogitsHead, PoolingHead
 from izh.request import PackedFeatures
 from izh.runner.runner import Runner, allocate_pages
 from izh.sampling.gate import SamplingGate
@@ -41,10 +43,12 @@ from izh.seams import Gate, Head, Stage
 
 @dataclass(frozen=True)
 class Engine:
-    """A built engine and what it resolved to. `adapters` is None when it was built for none."""
+    """A built engine and what it resolved to. `adapters` is None when it was built for none; `generates` is False for
+    a checkpoint without an LM head."""
 
     core: EngineCore
     settings: Settings
+    generates: bool
     adapters: AdapterShelf | None
 
 
@@ -68,7 +72,7 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
                 adapters.shelf.put(name, adapters.shelf.read(directory).result(), directory)
                 progress(done, len(directories))
     core = compose(settings, model, fingerprint, adapters)
-    return Engine(core, settings, None if adapters is None else adapters.shelf)
+    return Engine(core, settings, spec.has_lm_head, None if adapters is None else adapters.shelf)
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,15 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
     # A step has room for a token of each running sequence besides an image that has to be whole.
     max_whole = limits.max_num_batched_tokens - limits.max_num_seqs if spec.images_both_ways else None
     images = ImageGate(arrivals.features_of, spec.ropes, model.rotary[0].mrope, max_whole)
-    gates: list[Gate] = [SamplingGate(spec.vocab_size), images]
+    gates: list[Gate] = [
+        SamplingGate(spec.vocab_size, spec.has_lm_head),
+        PoolingGate(spec.vocab_size, spec.has_lm_head),
+        images,
+    ]
     heads: list[Head] = [
-        SamplingHead(model.logits, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len)
+        SamplingHead(model.logits, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len),
+        PoolingHead(),
+        LogitsHead(model.logits),
     ]
     stages: list[Stage] = [ImageStage(images, model.rotary)]
     if adapters is None:

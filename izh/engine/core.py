@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from izh.errors import ContextLengthError, RequestError
-from izh.request import EngineStats, Finish, Output, Request
+from izh.request import EngineStats, Finish, Output, Request, SamplingParams
 from izh.runner.runner import Runner
 from izh.schedule.scheduler import Scheduler
 from izh.seams import Gate, Head, Result
@@ -153,6 +153,7 @@ class EngineCore:
             token_ids=result.token_ids,
             logprobs=result.logprobs,
             prompt_logprobs=result.prompt_logprobs,
+            pooled=result.pooled,
             finish=result.finish,
         )
         if sequence.num_generated == len(result.token_ids):  # its first output
@@ -178,12 +179,19 @@ class EngineCore:
 
     def _check_length(self, sequence: Sequence) -> None:
         """The prompt and the answer it asks for must fit the context; without max_tokens one token must."""
-        num_prompt, limit = sequence.num_tokens, self.max_model_len
-        wanted = sequence.request.params.max_tokens
-        if num_prompt + (wanted or 1) > limit:
-            answer = f"max_tokens {wanted}" if wanted is not None else "at least 1 token of answer"
+        num_prompt, limit, params = sequence.num_tokens, self.max_model_len, sequence.request.params
+        if num_prompt + params.room <= limit:
+            return
+        if isinstance(params, SamplingParams):
+            answer = (
+                f"max_tokens {params.max_tokens}" if params.max_tokens is not None else "at least 1 token of answer"
+            )
             raise ContextLengthError(
                 f"the prompt has {num_prompt} tokens and with {answer} exceeds the context of {limit} tokens; "
                 "shorten the prompt or lower max_tokens",
                 "max_tokens" if num_prompt < limit else "prompt",
             )
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens and exceeds the context of {limit} tokens; shorten the prompt",
+            "prompt",
+        )

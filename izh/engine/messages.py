@@ -66,6 +66,7 @@ class Ready(msgspec.Struct, tag=True):
 
     max_model_len: int
     vocab_size: int
+    generates: bool
     adapters: dict[str, str]  # all that it knows: name -> directory
 
 

@@ -64,6 +64,7 @@ def main() -> None:
             Ready(
                 max_model_len=engine.core.max_model_len,
                 vocab_size=engine.core.vocab_size,
+                generates=engine.generates,
                 adapters={name: str(directory) for name, directory in known.items()},
             )
         )

@@ -6,6 +6,7 @@ Invariant: everything the checkpoint asks for is computed, or loading fails with
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from izh.model.source import ModelSource
 from izh.model.spec import ModelSpec
 from izh.model.weights import Safetensors, TensorSource, fill
 
+_WITH_HEAD = ("ForCausalLM", "ForConditionalGeneration")
+
 
 def load_spec(source: ModelSource) -> ModelSpec:
-    """The model's description, from its config alone; no weights are read.
+    """The model's description, from its config; of the weights at most names are read.
 
     Raises ModelLoadError for an unknown model_type, or a config field that changes the maths and is not supported.
     """
@@ -35,7 +38,10 @@ def load_spec(source: ModelSource) -> ModelSpec:
         eos = _generation_eos(source.path)
         eos = text.eos_token_id if eos is None else eos
     eos_token_ids = (eos,) if isinstance(eos, int) else tuple(eos or ())  # one id, a list, or None
-    return family_of(config.model_type).to_spec(config, eos_token_ids)
+    spec = family_of(config.model_type).to_spec(config, eos_token_ids)
+    if source.kind == "directory" and not _has_lm_head(source.path, config, spec):
+        return replace(spec, has_lm_head=False, tie_word_embeddings=True)
+    return spec
 
 
 def load_decoder(
@@ -91,6 +97,17 @@ def _read_config(directory: Path) -> Any:
         return AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ModelLoadError(f"{directory / 'config.json'}: {type(error).__name__}: {error}") from error
+
+
+def _has_lm_head(directory: Path, config: Any, spec: ModelSpec) -> bool:
+    """False for a model of hidden rows: by its class (MistralModel), or because it embeds (modules.json, of
+    sentence-transformers) and none of its files holds the head that its class would have."""
+    classes = getattr(config, "architectures", None) or ()
+    if classes and not any(name.endswith(_WITH_HEAD) for name in classes):
+        return False
+    if spec.tie_word_embeddings or not (directory / "modules.json").is_file():
+        return True
+    return any(name.endswith("lm_head.weight") for name in Safetensors(directory).names())
 
 
 def _generation_eos(directory: Path) -> int | list[int] | None:

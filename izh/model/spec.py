@@ -80,6 +80,7 @@ class ModelSpec:
     attention_scale: float
     eos_token_ids: tuple[int, ...]
     tie_word_embeddings: bool = False
+    has_lm_head: bool = True  # False: a checkpoint of hidden rows alone, such as an embedding model; then tied
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

@@ -166,7 +166,11 @@ class Safetensors:
         for file in self.files:
             if not file.is_file():
                 raise ModelLoadError(f"{file}: named by {index.name} but missing; download the checkpoint again")
-        self.num_tensors = sum(len(list(self._open(file).keys())) for file in self.files)
+        self.num_tensors = len(self.names())
+
+    def names(self) -> list[str]:
+        """Every tensor's name; no tensor is read."""
+        return [name for file in self.files for name in self._open(file).keys()]  # noqa: SIM118  (not a dict)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         heads: list[tuple[Path, str]] = []

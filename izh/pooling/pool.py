@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Mode = Literal["mean", "last", "cls"]
-PackedMode = Literal["mean", "last", "cls", "max", "mean_sqrt_len", "weighted_mean"]
-"""The three, and what sentence-transformers checkpoints also ask for."""
+from izh.request import PoolingMode
 
+Mode = Literal["mean", "last", "cls"]
 MODES = ("mean", "last", "cls")
 
 
@@ -54,7 +53,7 @@ def pool_hidden(hidden: Tensor, mask: Tensor, mode: str = "mean", normalize: boo
     return F.normalize(pooled, dim=-1) if normalize else pooled
 
 
-def pool_packed(hidden: Tensor, starts: Sequence[int], modes: Sequence[PackedMode], skips: Sequence[int]) -> Tensor:
+def pool_packed(hidden: Tensor, starts: Sequence[int], modes: Sequence[PoolingMode], skips: Sequence[int]) -> Tensor:
     """hidden [T, D], sequence s in rows starts[s] .. starts[s+1]-1, its first skips[s] left out -> [S, modes * D].
 
     float32, not normalized; several modes stand side by side. A sequence of which nothing is left gives zeros, as in
@@ -67,7 +66,7 @@ def pool_packed(hidden: Tensor, starts: Sequence[int], modes: Sequence[PackedMod
     return torch.stack(vectors)
 
 
-def _pool(rows: Tensor, mode: PackedMode, skip: int) -> Tensor:
+def _pool(rows: Tensor, mode: PoolingMode, skip: int) -> Tensor:
     """rows [L, D] -> [D]."""
     if mode == "last":
         return rows[-1]

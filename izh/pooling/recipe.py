@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from izh.errors import ModelLoadError
 from izh.model.projections import Dense, LayerNorm, read_json
-from izh.pooling.pool import PackedMode
+from izh.request import PoolingMode
 
 Stage = Callable[[Tensor], Tensor]
 """vectors [S, K] -> [S, N]."""
@@ -25,7 +25,7 @@ Stage = Callable[[Tensor], Tensor]
 class Recipe:
     """Pool by `modes` (side by side), pass the `stages`, cut to `truncate_dim`, then normalize."""
 
-    modes: tuple[PackedMode, ...] = ("mean",)
+    modes: tuple[PoolingMode, ...] = ("mean",)
     stages: tuple[Stage, ...] = ()
     normalize: bool = True
     truncate_dim: int | None = None
@@ -46,7 +46,7 @@ class SentenceFiles:
     lower_case: bool = False
 
 
-_MODES: dict[str, PackedMode] = {
+_MODES: dict[str, PoolingMode] = {
     "cls": "cls",
     "max": "max",
     "mean": "mean",
@@ -172,7 +172,7 @@ def _kind(module: Mapping[str, Any], path: Path) -> str:
     return kind
 
 
-def _pooling(path: Path) -> tuple[tuple[PackedMode, ...], bool]:
+def _pooling(path: Path) -> tuple[tuple[PoolingMode, ...], bool]:
     config = read_json(path)
     named = config.get("pooling_mode")
     if named is None:
@@ -190,6 +190,9 @@ def _transformer(folder: Path, task: str) -> tuple[int | None, bool]:
         return None, False
     config = read_json(path)
     for name, value in config.items():
+        if name == "modality_config" and isinstance(value, dict):
+            # What it says of other inputs, such as messages, changes no text.
+            value = {"text": value.get("text")}
         if name not in _KEPT_APART and value and value != _NO_CHANGE[task].get(name):
             raise ModelLoadError(f"{path}: {name}={value!r} is not supported")
     return config.get("max_seq_length"), bool(config.get("do_lower_case"))

@@ -1,19 +1,23 @@
 """Engine outputs to user outputs.
 
-Owns: OutputProcessor: per choice the detokenizer and the stop strings, per request which choices still live.
+Owns: OutputProcessor: per choice the detokenizer and the stop strings, per request which choices still live; which
+requests are pooled.
 Must not know: the engine, queues, HTTP. One thread calls it: the one that reads the engine's outputs.
 Invariant: the RequestOutputs of a request, added up, are the unstreamed answer; exactly one of them is `finished`,
 unless the request is aborted or fails. Nothing is kept of a request after its end.
 
     engine choice "ID/0" --+
     engine choice "ID/1" --+--> one RequestOutput of ID per call, with the choices that moved
+    pooled prompt "ID/0" -----> one PoolingOutput of ID, at its end
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from izh.errors import RequestError
-from izh.outputs import CompletionOutput, RequestOutput
+from izh.outputs import CompletionOutput, PoolingOutput, RequestOutput
 from izh.request import Finish, Output, SamplingParams
 from izh.text.detokenizer import Detokenizer, detokenizer
 from izh.text.stopping import StopStrings
@@ -24,11 +28,13 @@ from izh.text.tokenizer import Tokenizer
 class Processed:
     """What a list of engine outputs came to.
 
-    `ready`: one delta per request that moved. `abort`: engine ids that nobody waits for any more and that the engine
-    still runs. `failed`: user requests of which a choice ended in an error; all of each request is forgotten.
+    `ready`: one delta per request that moved. `pooled`: the requests whose vector is there. `abort`: engine ids that
+    nobody waits for any more and that the engine still runs. `failed`: user requests of which a choice ended in an
+    error; all of each request is forgotten.
     """
 
     ready: list[RequestOutput] = field(default_factory=list)
+    pooled: list[PoolingOutput] = field(default_factory=list)
     abort: list[str] = field(default_factory=list)
     failed: list[tuple[str, Finish]] = field(default_factory=list)
 
@@ -60,10 +66,11 @@ class OutputProcessor:
         self._pieces = tokenizer.pieces
         self._requests: dict[str, _Request] = {}
         self._choices: dict[str, _Choice] = {}
+        self._pooled: dict[str, list[int]] = {}  # engine id -> prompt token ids
 
     def __len__(self) -> int:
         """User requests not yet ended."""
-        return len(self._requests)
+        return len(self._requests) + len(self._pooled)
 
     def add(
         self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, prompt: str | None = None
@@ -82,8 +89,14 @@ class OutputProcessor:
         self._requests[request_id] = request
         self._choices.update(request.live)
 
+    def add_pooled(self, request_id: str, prompt_token_ids: list[int]) -> None:
+        """Expect the one output of the pooled prompt "ID/0"."""
+        self._pooled[f"{request_id}/0"] = prompt_token_ids
+
     def abort(self, request_id: str) -> list[str]:
         """Forget a request; returns the engine ids that still run for it. An unknown id has none."""
+        if self._pooled.pop(f"{request_id}/0", None) is not None:
+            return [f"{request_id}/0"]
         request = self._requests.pop(request_id, None)
         if request is None:
             return []
@@ -96,6 +109,9 @@ class OutputProcessor:
         done = Processed()
         ready: dict[str, RequestOutput] = {}
         for output in outputs:
+            if (prompt := self._pooled.pop(output.request_id, None)) is not None:
+                _conclude(done, output, prompt)
+                continue
             choice = self._choices.get(output.request_id)
             if choice is None:
                 continue
@@ -153,6 +169,17 @@ class OutputProcessor:
         elif output.finish is not None:
             completion.finish_reason, completion.stop_reason = output.finish.reason, output.finish.stop_reason
         return completion
+
+
+def _conclude(done: Processed, output: Output, prompt_token_ids: list[int]) -> None:
+    """The end of a pooled prompt."""
+    request_id = output.request_id.rpartition("/")[0]
+    if output.pooled is None:
+        assert output.finish is not None
+        done.failed.append((request_id, output.finish))
+        return
+    vector = np.frombuffer(output.pooled, "<f4")
+    done.pooled.append(PoolingOutput(request_id, prompt_token_ids, vector, output.num_cached_tokens))
 
 
 def _advance(choice: _Choice, output: Output) -> tuple[str, int, str | None]:

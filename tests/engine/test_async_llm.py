@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import adapters_made
+import numpy as np
 import pytest
 import pytest_asyncio
 import tiny_checkpoint
@@ -14,7 +15,7 @@ import tiny_checkpoint
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import ContextLengthError, EngineDeadError, ModelLoadError, OptionError, RequestError
 from izh.outputs import RequestOutput
-from izh.request import SamplingParams
+from izh.request import PoolingParams, SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -72,6 +73,38 @@ async def test_many_at_once_answer_as_alone(llm):
     for prompt, output in zip(prompts, together, strict=True):
         alone = await collect(llm.generate(prompt, GREEDY))
         assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+async def test_a_prompt_is_embedded_among_answers(llm):
+    prompts = [f"hello {i} world" for i in range(6)]
+    alone = [(await llm.embed(prompt)).vector for prompt in prompts]
+    answer = await collect(llm.generate("the quick", GREEDY))
+    *vectors, beside = await asyncio.gather(
+        *(llm.embed(prompt) for prompt in prompts), collect(llm.generate("the quick", GREEDY))
+    )
+    assert beside.outputs[0].text == answer.outputs[0].text
+    for output, vector, prompt in zip(vectors, alone, prompts, strict=True):
+        assert output.prompt_token_ids == llm.tokenizer.encode(prompt)
+        assert np.linalg.norm(output.vector) == pytest.approx(1.0, abs=1e-5)
+        np.testing.assert_allclose(output.vector, vector, atol=1e-5)
+
+
+async def test_an_embedding_that_cannot_be_raises(llm):
+    with pytest.raises(ContextLengthError, match="257 tokens"):
+        await llm.embed([5] * 257)
+    with pytest.raises(RequestError, match="no_such"):
+        await llm.embed("hello", adapters=(("no_such", 1.0),))
+    assert (await llm.embed([5] * 256)).num_cached_tokens == 0, "a prompt may fill the context"
+
+
+async def test_an_embedding_given_up_is_aborted(llm):
+    waiting = [asyncio.create_task(llm.embed([7 + i] * 250, PoolingParams(mode="mean"))) for i in range(20)]
+    await asyncio.sleep(0.02)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await collect(llm.generate("the quick", GREEDY))  # whose steps tell the gauges
+    await until(lambda: gauge(llm, "num_requests_running") == 0 and gauge(llm, "kv_cache_usage_perc") == 0)
 
 
 async def test_choices_come_back_under_one_request(llm):
