@@ -120,7 +120,9 @@ class ServerOptions:
     embedder: str | None = option(
         None, "directory of a model for /v1/embeddings, or 'demo' (all-MiniLM-L6-v2); default: none, but the demo's"
     )
-    reranker: str | None = option(None, "directory of a cross-encoder for /v1/rerank and /v1/score; default: none")
+    reranker: str | None = option(
+        None, "directory of a cross-encoder for /v1/rerank and /v1/score, or 'demo'; default: none, but the demo's"
+    )
     pool_max_wait_ms: float = option(0.0, "milliseconds that embeddings and reranks may wait for others to join them")
 
 

@@ -28,8 +28,8 @@ def serve(arguments: argparse.Namespace) -> int:
     from izh.server.app import Server
 
     engine, server = take(EngineOptions, arguments), take(ServerOptions, arguments)
-    if engine.model == "demo" and server.embedder is None:
-        server = replace(server, embedder="demo")
+    if engine.model == "demo":
+        server = replace(server, embedder=server.embedder or "demo", reranker=server.reranker or "demo")
     Server(AsyncLLM(engine), server).run()
     return 0
 

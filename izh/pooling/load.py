@@ -17,13 +17,17 @@ from izh.errors import ModelLoadError
 from izh.kernels.ops import Ops
 from izh.kernels.reference import REFERENCE
 from izh.kernels.select import select
-from izh.model.demo_embedder import demo_embedder_directory
+from izh.model.demo_embedder import DEMO_EMBEDDER, DEMO_RERANKER, demo_embedder_directory
+from izh.model.encoders.adapted import Adapted
 from izh.model.encoders.encoder import Encoder
 from izh.model.encoders.load import load_encoder, read_encoder_config
 from izh.model.encoders.spec import EncoderSpec, native_spec
-from izh.model.projections import activation_of
+from izh.model.encoders.tensors import EncoderTensors
+from izh.model.projections import activation_of, read_json
+from izh.model.weights import Safetensors
 from izh.pooling.encoders import HFClassifier, HFEncoder, NativeEncoder
-from izh.pooling.recipe import SentenceFiles, read_reranker_files, read_sentence_files
+from izh.pooling.matching import HEAD_FILE, MatchHead, MatchingEncoder
+from izh.pooling.recipe import Recipe, SentenceFiles, read_reranker_files, read_sentence_files
 from izh.pooling.service import PoolingService
 from izh.text.encoding import EncoderTokenizer
 
@@ -86,10 +90,13 @@ def load_reranker(
     **options: Any,
 ) -> PoolingService:
     """The reranking service of a sequence classifier with one label (a cross-encoder); arguments as `load_embedder`.
+    "demo" is all-MiniLM-L6-v2 with an adapter and a head that come with izh (see examples/reranker).
 
     Scores pass through the activation that the checkpoint names, else the sigmoid, as in sentence-transformers.
     """
-    folder = Path(directory).expanduser()
+    folder = DEMO_RERANKER if str(directory) == "demo" else Path(directory).expanduser()
+    if (folder / HEAD_FILE).is_file():
+        return _load_matching(folder, model_name, max_model_len, kernels, num_threads, max_batch=max_batch, **options)
     files, saved_activation = read_reranker_files(folder)
     config = read_encoder_config(files.transformer)
     path = files.transformer / "config.json"
@@ -118,6 +125,43 @@ def load_reranker(
         max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
         max_batch=max_batch,
         pad_id=tokenizer.pad_token_id or 0,
+        prepare=_preparation(ops, num_threads),
+        **options,
+    )
+
+
+def _load_matching(
+    folder: Path,
+    model_name: str | None,
+    max_model_len: int | None,
+    kernels: str | None,
+    num_threads: int | None,
+    **options: Any,
+) -> PoolingService:
+    """A reranker saved as what it adds to the demo embedder: an adapter as PEFT saves it, and a head for matches."""
+    base = read_json(folder / "adapter_config.json")["base_model_name_or_path"]
+    if base != DEMO_EMBEDDER:
+        raise ModelLoadError(
+            f"{folder / 'adapter_config.json'}: made for {base!r}; a reranker with a {HEAD_FILE} is "
+            f"one for {DEMO_EMBEDDER!r}"
+        )
+    files = SentenceFiles(recipe=Recipe(), transformer=demo_embedder_directory())
+    config = read_encoder_config(files.transformer)
+    tokenizer = EncoderTokenizer.load(files.transformer)
+    ops, spec = select(torch.device("cpu"), kernels), native_spec(config)
+    assert spec is not None
+    tensors = EncoderTensors(Adapted(Safetensors(files.transformer), folder))
+    encoder = _native(Encoder(spec, tensors, ops))
+    tensors.finish()
+    return PoolingService(
+        MatchingEncoder(encoder, MatchHead(folder, spec.hidden_size)),
+        tokenizer,
+        model_name or folder.resolve().name,
+        mode="cls",
+        normalize=False,
+        score_head=_as_it_is,
+        score_activation=torch.sigmoid,
+        max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
         prepare=_preparation(ops, num_threads),
         **options,
     )

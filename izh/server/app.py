@@ -209,7 +209,8 @@ def _load_reranker(options: ServerOptions) -> "PoolingService":
     from izh.pooling import load_reranker
 
     assert options.reranker is not None
-    return load_reranker(options.reranker, hold_s=options.pool_max_wait_ms / 1000)
+    name = "minilm-rerank" if options.reranker == "demo" else None
+    return load_reranker(options.reranker, model_name=name, hold_s=options.pool_max_wait_ms / 1000)
 
 
 def _api_key(options: ServerOptions) -> str | None:
