@@ -44,6 +44,11 @@ def demo_adapters() -> dict[str, Path]:
     return {config.parent.name: config.parent for config in sorted(configs)}
 
 
+def demo_vision() -> Path:
+    """Where the demo model's eyes lie (see examples/vision): a directory for VisionPath, with pictures to show."""
+    return Path(__file__).parents[1] / "demo_vision"
+
+
 def convert(gguf_path: Path, directory: Path) -> None:
     """Write the GGUF model as an HF checkpoint into `directory`: float32 safetensors, config, tokenizer, template."""
     from rich.console import Console

@@ -10,7 +10,6 @@ import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -151,7 +150,7 @@ class Server:
             await asyncio.to_thread(importlib.import_module, "transformers")
         await asyncio.gather(self.engine.start(), self._load_services())
         if self.multimodal_processor is None:
-            self.multimodal_processor = await asyncio.to_thread(_load_eyes, self.engine.info.path)
+            self.multimodal_processor = await asyncio.to_thread(_load_eyes, self.engine, self.options)
         taken = {self.engine.info.name, *self.engine.info.adapters}
         if doubled := taken.intersection(self._services.names):
             raise OptionError(f"two models here are named {doubled.pop()!r}; choose another --served-model-name")
@@ -187,14 +186,10 @@ def _images(processor: "MultimodalProcessor", options: ServerOptions) -> "Images
     return Images(processor, options)
 
 
-def _load_eyes(path: str) -> "MultimodalProcessor | None":
-    """The vision tower of a checkpoint that has one."""
-    directory = Path(path)
-    if not (directory / "config.json").is_file():
-        return None
-    from izh.multimodal.vlm.model import VisionModel, is_vision_model
+def _load_eyes(engine: AsyncLLM, options: ServerOptions) -> "MultimodalProcessor | None":
+    from izh.server.eyes import load_eyes  # torch comes with it
 
-    return VisionModel.load(directory) if is_vision_model(directory) else None
+    return load_eyes(engine.info.path, engine.tokenizer, options.vision)
 
 
 def _load_embedder(options: ServerOptions) -> "PoolingService":

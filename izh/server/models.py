@@ -21,11 +21,18 @@ def routes(engine: AsyncLLM, services: Services) -> APIRouter:
             "parent": None if adapter is None else engine.info.name,
             "max_model_len": engine.info.max_model_len,
             "tasks": ["generate"],
+            "input_modalities": ["text"] if services.images is None else ["text", "image"],
         }
 
     def service(name: str) -> dict[str, Any]:
         found, tasks = services.named(name)
-        return {"root": name, "parent": None, "max_model_len": found.max_model_len, "tasks": tasks}
+        return {
+            "root": name,
+            "parent": None,
+            "max_model_len": found.max_model_len,
+            "tasks": tasks,
+            "input_modalities": ["text"],
+        }
 
     def card(name: str) -> dict[str, Any]:
         more = service(name) if name in services.names else generator(name)
