@@ -115,6 +115,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "torch 2" in out
 
 
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """As in `izh embed FILE | head`."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "izh", "version"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    started.stdout.close()
+    assert started.stderr is not None
+    with started, started.stderr:
+        assert started.stderr.read() == ""
+    assert started.returncode == 141
+
+
 @pytest.mark.parametrize(
     ("command", "usage"),
     [
