@@ -190,9 +190,6 @@ def _transformer(folder: Path, task: str) -> tuple[int | None, bool]:
         return None, False
     config = read_json(path)
     for name, value in config.items():
-        if name == "modality_config" and isinstance(value, dict):
-            # What it says of other inputs, such as messages, changes no text.
-            value = {"text": value.get("text")}
         if name not in _KEPT_APART and value and value != _NO_CHANGE[task].get(name):
             raise ModelLoadError(f"{path}: {name}={value!r} is not supported")
     return config.get("max_seq_length"), bool(config.get("do_lower_case"))
