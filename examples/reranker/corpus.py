@@ -141,7 +141,10 @@ def _fetch(folder: Path, package: str, version: str, digest: str) -> Path:
         done = subprocess.run(command, cwd=folder, check=False)
         found = list(folder.glob(f"{package}_*.deb"))
         if done.returncode or len(found) != 1:
-            raise SystemExit(f"{package} {version} could not be fetched: run 'apt-get update' on Debian 12 first")
+            raise SystemExit(
+                f"{package} {version} could not be fetched. On Debian 12 run 'apt-get update' first; if the mirrors no "
+                f"longer have this version, put its .deb at {path}"
+            )
         found[0].rename(path)
     if (got := hashlib.sha256(path.read_bytes()).hexdigest()) != digest:
         raise SystemExit(f"{path}: SHA-256 is {got}, expected {digest}")

@@ -25,13 +25,15 @@ _PIECE = 256  # texts embedded in one call
 
 @dataclass(frozen=True)
 class Figures:
-    """MRR@10 over the questions of one kind. `both`: ordered by the sum of reranker and embedder."""
+    """MRR@10 over the questions of one kind. `both`: ordered by the sum of reranker and embedder. `error` is the
+    standard error of what the reranker gains, question by question."""
 
     kind: str
     num_questions: int
     embedder: float
     reranked: float
     both: float
+    error: float
 
 
 def vectors(texts: Sequence[str]) -> Tensor:
@@ -66,7 +68,9 @@ def judge(held_out: Sequence[Page], directory: Path) -> list[Figures]:
     made = []
     for kind, split in kinds:
         own = torch.tensor([page.split == split for page in held_out])
-        made.append(Figures(kind, int(own.sum()), *(ranks[own].mean().item() for ranks in every)))
+        num_questions = int(own.sum())
+        error = (every[1] - every[0])[own].std().item() / num_questions**0.5
+        made.append(Figures(kind, num_questions, *(ranks[own].mean().item() for ranks in every), error))
     return made
 
 
@@ -97,10 +101,11 @@ def reciprocal_ranks(scores: Tensor, right: Tensor) -> Tensor:
 def table(figures: Sequence[Figures]) -> str:
     """As Markdown."""
     lines = [
-        f"| questions about | number | embedder alone | embedder, its {FOUND} best reranked | both scores |",
-        "|---|---|---|---|---|",
+        f"| questions about | number | embedder alone | its {FOUND} best reranked | gain, its error | both scores |",
+        "|---|---|---|---|---|---|",
     ]
     for each in figures:
-        values = " | ".join(f"{value:.3f}" for value in (each.embedder, each.reranked, each.both))
+        gain = f"{each.reranked - each.embedder:+.3f} ± {each.error:.3f}"
+        values = f"{each.embedder:.3f} | {each.reranked:.3f} | {gain} | {each.both:.3f}"
         lines.append(f"| {each.kind} | {each.num_questions} | {values} |")
     return "\n".join(lines)
