@@ -1,5 +1,6 @@
 """The server's life: the port, the engine, the URL."""
 
+import asyncio
 import socket
 
 import httpx
@@ -9,7 +10,7 @@ from fake_engine import FakeEngine
 
 from izh.config import ServerOptions
 from izh.errors import OptionError
-from izh.server.app import Server
+from izh.server.app import Server, _bind
 
 
 async def test_it_serves_on_a_free_port_and_stops():
@@ -75,3 +76,18 @@ async def test_an_engine_that_is_away_is_unhealthy():
             answer = await http.get(path)
             assert answer.status_code == 503
             assert answer.json() == {"status": "dead"}
+
+
+async def test_answers_leave_at_once():
+    """Nagle's algorithm would hold back the second piece of each answer until the first is acknowledged: 40 ms."""
+    accepted = asyncio.get_running_loop().create_future()
+
+    class Accepting(asyncio.Protocol):
+        def connection_made(self, transport):
+            accepted.set_result(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    port = _bind("127.0.0.1", 0)
+    async with await asyncio.get_running_loop().create_server(Accepting, sock=port):
+        _, writer = await asyncio.open_connection(*port.getsockname())
+        assert await accepted == 1
+        writer.close()
