@@ -83,3 +83,67 @@ class ImagesOptions:
     peer: bool = option(True, "measure transformers beside izh")
     repeats: int = option(3, "timed repeats of each engine, interleaved; the median is reported")
     json: str | None = option(None, "also write the figures, machine and date to this file; default: no file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatOptions:
+    """How often, and where to."""
+
+    repeats: int = option(5, "timed repeats of each engine, interleaved; the median is reported")
+    json: str | None = option(None, "also write the figures, machine and date to this file; default: no file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedBenchChoice:
+    """What is measured."""
+
+    embedder: str = option("demo", "directory of an embedding model, or 'demo' (all-MiniLM-L6-v2)")
+    sentences: int = option(256, "sentences in one call, offline")
+    requests: int = option(512, "requests of one sentence each, over HTTP")
+    clients: int = option(64, "of them at once")
+    http: bool = option(True, "measure over HTTP too, where a model generates beside the embedder")
+    peer: bool = option(True, "measure sentence-transformers and Infinity beside izh")
+    infinity: str | None = option(
+        None,
+        "Python interpreter of an environment with infinity-emb; default: the variable IZH_BENCH_INFINITY, else it "
+        "is reported missing",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedBenchOptions(EmbedBenchChoice, RepeatOptions):
+    """All of `izh bench embed`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankBenchChoice:
+    """What is measured."""
+
+    reranker: str | None = option(
+        None, "directory of a cross-encoder; default: all-MiniLM-L6-v2 with a random head, as both libraries load it"
+    )
+    documents: int = option(100, "documents for one query")
+    peer: bool = option(True, "measure sentence-transformers' CrossEncoder beside izh")
+    num_threads: int | None = option(None, "CPU threads; default: all that this process may use")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankBenchOptions(RerankBenchChoice, RepeatOptions):
+    """All of `izh bench rerank`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedOptions:
+    """The load, and how long it lasts."""
+
+    seconds: float = option(60.0, "how long the clients ask")
+    chats: int = option(4, "clients that stream chats")
+    adapted: int = option(4, "clients that stream chats through adapters")
+    embeds: int = option(8, "clients that embed a sentence")
+    reranks: int = option(2, "clients that rerank documents")
+    adapters: int = option(4, "adapters, taken in turn")
+    questions: int = option(8, "different questions of each kind")
+    output_tokens: int = option(32, "tokens of an answer")
+    embedder: str = option("demo", "directory of an embedding model, or 'demo' (all-MiniLM-L6-v2)")
+    reranker: str = option("demo", "directory of a cross-encoder, or 'demo' (minilm-rerank)")
+    json: str | None = option(None, "also write the figures, machine and date to this file; default: no file")

@@ -12,7 +12,15 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
-from izh.bench.options import ImagesOptions, LoraOptions, ThroughputOptions, TurnsOptions
+from izh.bench.options import (
+    EmbedBenchOptions,
+    ImagesOptions,
+    LoraOptions,
+    MixedOptions,
+    RerankBenchOptions,
+    ThroughputOptions,
+    TurnsOptions,
+)
 from izh.cli.flags import take
 from izh.cli.options import AnswerOptions, EmbedOptions, RerankOptions
 from izh.config import EngineOptions, ServerOptions
@@ -96,6 +104,27 @@ def bench_images(arguments: argparse.Namespace) -> int:
     from izh.bench.images import report
 
     return report(take(EngineOptions, arguments), take(ImagesOptions, arguments))
+
+
+def bench_embed(arguments: argparse.Namespace) -> int:
+    """Measure embeddings."""
+    from izh.bench.embed import report
+
+    return report(take(EngineOptions, arguments), take(EmbedBenchOptions, arguments))
+
+
+def bench_rerank(arguments: argparse.Namespace) -> int:
+    """Measure reranking."""
+    from izh.bench.rerank import report
+
+    return report(take(RerankBenchOptions, arguments))
+
+
+def bench_mixed(arguments: argparse.Namespace) -> int:
+    """Ask everything at once, and compare."""
+    from izh.bench.mixed import report
+
+    return report(take(EngineOptions, arguments), take(MixedOptions, arguments))
 
 
 def fetch(arguments: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ class EmbedOptions(EmbedChoice, ReadingOptions):
 class RerankChoice:
     """How texts are put in order."""
 
-    reranker: str = option("demo", "directory of a cross-encoder, or 'demo'")
+    reranker: str = option("demo", "directory of a cross-encoder, or 'demo' (minilm-rerank)")
     top_n: int | None = option(None, "print so many of the best; default: all")
     raw_scores: bool = option(False, "leave out the model's last activation, as the sigmoid")
     json: bool = option(False, "JSON lines (index, score, document) instead of a table")

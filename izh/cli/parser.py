@@ -8,7 +8,15 @@ import argparse
 import difflib
 from collections.abc import Callable, Sequence
 
-from izh.bench.options import ImagesOptions, LoraOptions, ThroughputOptions, TurnsOptions
+from izh.bench.options import (
+    EmbedBenchOptions,
+    ImagesOptions,
+    LoraOptions,
+    MixedOptions,
+    RerankBenchOptions,
+    ThroughputOptions,
+    TurnsOptions,
+)
 from izh.cli import commands
 from izh.cli.flags import add_flags
 from izh.cli.options import AnswerOptions, EmbedOptions, RerankOptions
@@ -113,6 +121,27 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(images)
     add_flags(images, ImagesOptions, EngineOptions)
+
+    embeds = _add(
+        benches,
+        "embed",
+        "[MODEL] [options]",
+        commands.bench_embed,
+        "vectors offline and over HTTP, beside sentence-transformers and Infinity",
+    )
+    _add_model(embeds)
+    add_flags(embeds, EmbedBenchOptions, EngineOptions)
+    reranks = _add(benches, "rerank", "[options]", commands.bench_rerank, "scores, beside CrossEncoder")
+    add_flags(reranks, RerankBenchOptions)
+    mixed = _add(
+        benches,
+        "mixed",
+        "[MODEL] [options]",
+        commands.bench_mixed,
+        "all kinds of request at once, each answer compared with its lone answer",
+    )
+    _add_model(mixed)
+    add_flags(mixed, MixedOptions, EngineOptions)
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")

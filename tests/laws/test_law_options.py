@@ -38,7 +38,15 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def test_commands() -> None:
-    benches = {"bench throughput", "bench lora", "bench turns", "bench images"}
+    benches = {
+        "bench embed",
+        "bench rerank",
+        "bench mixed",
+        "bench throughput",
+        "bench lora",
+        "bench turns",
+        "bench images",
+    }
     expected = {"serve", "run", "chat", "embed", "rerank", "features", "fetch", "version"} | benches
     assert set(commands()) == {f"izh {name}" for name in expected}
 
@@ -73,6 +81,9 @@ def test_each_option_has_a_flag_somewhere(group: type) -> None:
         ("izh chat", izh.config.EngineOptions),
         ("izh embed", izh.cli.options.EmbedOptions),
         ("izh rerank", izh.cli.options.RerankOptions),
+        ("izh bench embed", izh.bench.options.EmbedBenchOptions),
+        ("izh bench rerank", izh.bench.options.RerankBenchOptions),
+        ("izh bench mixed", izh.bench.options.MixedOptions),
         ("izh bench throughput", izh.bench.options.ThroughputOptions),
         ("izh bench lora", izh.bench.options.LoraOptions),
         ("izh bench turns", izh.bench.options.TurnsOptions),
