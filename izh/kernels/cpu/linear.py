@@ -27,10 +27,12 @@ from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, kernel, share
-from izh.kernels.cpu.simd import LANES, dot_tile_ahead
+from izh.kernels.cpu.simd import LANES, LINE, dot_tile_ahead
 
 MAX_ROWS = 64  # the kernel led up to 1024 rows where it was measured, but torch's lag shrinks from about 128 on
 PARALLEL_WORK = 65536  # rows x outputs x width below which one thread does all: a few microseconds on one core
+
+_ALL_LINES, _HALF_LINES = 4 * LANES // LINE, 2 * LANES // LINE  # per vector, of the next four rows in one pass or more
 
 
 @kernel()
@@ -41,12 +43,19 @@ def dot_pass(
     """out[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`) and j < 4; fetches
     `step` floats from `ahead` on for each vector of the width."""
     to, x_at = out_at + i * out_row, i * x_row
-    if rows - i >= 3:
-        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3)
-    elif rows - i == 2:
-        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2)
+    if rows > 3:
+        if rows - i >= 3:
+            dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, _HALF_LINES)
+        elif rows - i == 2:
+            dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, _HALF_LINES)
+        else:
+            dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, _HALF_LINES)
+    elif rows == 3:
+        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, _ALL_LINES)
+    elif rows == 2:
+        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, _ALL_LINES)
     else:
-        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1)
+        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, _ALL_LINES)
 
 
 @kernel()

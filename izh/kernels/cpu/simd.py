@@ -6,7 +6,7 @@ Must not know: attention, paging.
 Invariant: the order of arithmetic of one result depends only on the width of a row, never on how many rows or keys
 share the tile. That makes a sequence's numbers independent of its neighbours; a plain loop leaves it to the optimizer.
 
-Vectors of LANES become whatever registers the machine has (one on AVX2, half of one on AVX-512, two on NEON).
+A vector of LANES is one register where there are AVX2 or AVX-512, two on NEON.
 Arrays are one-dimensional and contiguous; `*_at` is an offset in elements, `*_stride` the distance between rows.
 """
 
@@ -15,11 +15,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.ir as ir
+import numba
 from numba import types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-LANES = 8
+
+def lanes_of(features: str) -> int:
+    """Floats of the widest register that numba compiles for, from its list of the processor's features."""
+    return 16 if {"+avx512f", "+avx512vl"} <= set(features.split(",")) else 8
+
+
+_SET = numba.config.CPU_FEATURES  # NUMBA_CPU_FEATURES, which may leave features of this machine out
+LANES = lanes_of(get_host_cpu_features() if _SET is None else _SET)
 LINE = 16  # floats of a cache line
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -72,18 +81,21 @@ class VectorCode:
         return self.builder.call(self._multiply_add, [a, b, c])
 
     def sum_lanes(self, vectors: list[ir.Value]) -> ir.Value:
-        """Four vectors -> one of four sums: neighbours pairwise within each half, twice, then the two halves."""
+        """Four vectors -> one of four sums: neighbours pairwise within each four, twice, then halves until four are
+        left."""
 
         def neighbours(a: ir.Value, b: ir.Value) -> ir.Value:
-            even = self.shuffle(a, b, [0, 2, 8, 10, 4, 6, 12, 14])
-            odd = self.shuffle(a, b, [1, 3, 9, 11, 5, 7, 13, 15])
-            return self.builder.fadd(even, odd)
+            even = [at + 2 * i for four in range(0, LANES, 4) for at in (four, LANES + four) for i in (0, 1)]
+            return self.builder.fadd(self.shuffle(a, b, even), self.shuffle(a, b, [lane + 1 for lane in even]))
 
         a, b, c, d = vectors
-        halves = neighbours(neighbours(a, b), neighbours(c, d))
-        low = self.shuffle(halves, halves, [0, 1, 2, 3])
-        high = self.shuffle(halves, halves, [4, 5, 6, 7])
-        return self.builder.fadd(low, high)
+        sums = neighbours(neighbours(a, b), neighbours(c, d))
+        half = LANES // 2
+        while half >= 4:
+            low, high = (self.shuffle(sums, sums, list(range(at, at + half))) for at in (0, half))
+            sums = self.builder.fadd(low, high)
+            half //= 2
+        return sums
 
     @contextmanager
     def loop(self, stop: ir.Value, step: int) -> Iterator[ir.Value]:
@@ -100,11 +112,12 @@ class VectorCode:
         k_rows: list[ir.Value],
         width: ir.Value,
         out_rows: list[ir.Value],
-        ahead: tuple[ir.Value, ir.Value] | None = None,
+        ahead: tuple[ir.Value, ir.Value, int] | None = None,
     ) -> None:
         """Each of `out_rows` gets its row's products with the keys, a multiple of four, d ascending.
 
-        With `ahead` (row, step) vector n of the width also fetches the two cache lines from element n * step of it.
+        With `ahead` (row, step, count) vector n of the width also fetches `count` cache lines from element n * step of
+        it.
         """
         builder, count, num_keys = self.builder, len(q_rows), len(k_rows)
         sums = self.registers(count * num_keys)
@@ -113,10 +126,10 @@ class VectorCode:
         with self.loop(width, LANES) as d:
             q_now = [self.load(row, d) for row in q_rows]
             if ahead is not None:
-                row, step = ahead
+                row, step, num_lines = ahead
                 at = builder.mul(builder.sdiv(d, d.type(LANES)), step)
-                for offset in (0, LINE):
-                    self.fetch(row, builder.add(at, at.type(offset)))
+                for line in range(num_lines):
+                    self.fetch(row, builder.add(at, at.type(line * LINE)))
             for j, key in enumerate(k_rows):
                 k_now = self.load(key, d)
                 for i in range(count):
@@ -179,19 +192,20 @@ def dot_tile_ahead(
     ahead_at: Any,
     ahead_step: Any,
     num_rows: Any,
+    num_lines: Any,
 ) -> Any:
-    """`dot_tile`, the same bits, which meanwhile fetches the keys' two cache lines from `ahead_at + n * ahead_step` for
-    each vector n of the width. They may lie beyond the end."""
+    """`dot_tile`, the same bits, which meanwhile fetches `num_lines` (a literal) cache lines of the keys from
+    `ahead_at + n * ahead_step` on for each vector n of the width. They may lie beyond the end."""
     at = types.intp
-    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows)
+    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows, num_lines)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, a_at, a_step, _ = args
+        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, a_at, a_step, _, _ = args
         code = VectorCode(context, builder)
         q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(num_rows.literal_value)]
         k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
         o_rows = [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))]
-        code.dot(q_rows, k_rows, stop, o_rows, (code.row(keys, k, a_at, k_stride, 0), a_step))
+        code.dot(q_rows, k_rows, stop, o_rows, (code.row(keys, k, a_at, k_stride, 0), a_step, num_lines.literal_value))
         return context.get_dummy_value()
 
     return signature, codegen

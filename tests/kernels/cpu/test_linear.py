@@ -38,6 +38,13 @@ def test_linear_of_every_number_of_rows(width: int, outputs: int, bias: bool) ->
         assert_right(NUMBA.linear(x, weight, added), x, weight, added)
 
 
+@pytest.mark.parametrize(
+    ("features", "lanes"), [("", 8), ("+avx2,+fma", 8), ("+avx2,+avx512f,+avx512vl", 16), ("+avx512f,-avx512vl", 8)]
+)
+def test_vectors_are_as_wide_as_the_registers_that_are_compiled_for(features: str, lanes: int) -> None:
+    assert simd.lanes_of(features) == lanes
+
+
 @pytest.mark.parametrize("rows", [1, 5, MAX_ROWS])
 def test_rows_of_x_and_of_the_weight_may_be_views_of_wider_ones(rows: int) -> None:
     x, weight = random(rows, 300)[:, 11:230], random(403, 256)[1::2, 30:249]
@@ -85,7 +92,7 @@ def test_nothing_is_written_outside_the_result() -> None:
 @kernel(cache=False)
 def _both_tiles(x: Any, keys: Any, width: int, plain: Any, ahead: Any) -> None:
     simd.dot_tile(x, 0, width, keys, 0, width, width, plain, 0, 4, 3)
-    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, ahead, 0, 4, 4 * width, 32, 3)
+    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, ahead, 0, 4, 4 * width, 32, 3, 2)
 
 
 def test_fetching_ahead_changes_no_bit() -> None:
