@@ -1,8 +1,8 @@
 """The ops `add_lora` and `linear_lora` on CPU: many adapters in one step.
 
-Owns: the choice between the kernel (`lora_linear.py`) and, for a long prompt in one adapter, torch's matrix products.
+Owns: the border of their kernels: few rows run beside their base (`lora_linear.py`), many after it (`lora_add.py`).
 Must not know: adapters' names, modules, requests.
-Invariant: as long as no adapter has LONG adjoining rows, a row's numbers do not depend on what else is in the step.
+Invariant: a row's numbers do not depend on what else is in the step.
 
 Milliseconds over all 30 layers of the demo model, 32 rows over 1 / 8 / 32 adapters, best of 8, 2 cores of a Zen 5 (held
 to AVX2 it is the same): rank 8: 3.4 / 4.9 / 10; rank 16: 4.3 / 7.6 / 17, which for 32 adapters is 36 GB/s of weights.
@@ -17,10 +17,9 @@ from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.linear import MAX_ROWS, check_linear, linear
+from izh.kernels.cpu.lora_add import add_lora_rows
 from izh.kernels.cpu.lora_linear import linear_lora_rows
 from izh.kernels.lora import AdapterRows
-
-LONG = 384  # adjoining rows of one adapter from which on torch's matrix products are faster
 
 
 @lru_cache(maxsize=64)
@@ -34,8 +33,8 @@ def _checked_offsets(offsets: tuple[int, ...], parts: int, outputs: int) -> Tens
 def add_lora(
     y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
 ) -> None:
-    """See `Ops.add_lora`. Float32 on CPU; x and y may be views of wider rows, a and ranks are contiguous, b
-    lies by ranks.
+    """See `Ops.add_lora`. Float32 on CPU; x and y may be views of wider rows, a and ranks are contiguous, b is as
+    `lora_room` gives it.
 
     Modifies: y. Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit; y is then
     untouched.
@@ -45,17 +44,11 @@ def add_lora(
     if y_rows != num_rows:
         raise ValueError(f"y: {y_rows} rows for {num_rows} of x")
     memory = _check_weights(width, outputs, a, b, offsets, ranks, rows)
-    fault = linear_lora_rows(
-        x.data_ptr(), num_rows, x.stride(0), width, 0, 0, 0, 0, 0, *memory, LONG, numba.get_num_threads(), y.data_ptr(),
-        y.stride(0),
-    )  # fmt: skip
+    fault = add_lora_rows(
+        x.data_ptr(), num_rows, x.stride(0), width, *memory, numba.get_num_threads(), y.data_ptr(), y.stride(0)
+    )
     if fault >= 0:
         raise _error(fault, num_rows, a, ranks, rows)
-    if rows.longest >= LONG:
-        for slot, start, stop in rows.groups:
-            first, last = int(rows.order[start]), int(rows.order[stop - 1]) + 1
-            if stop - start >= LONG and last - first == stop - start:
-                _add_long(y[first:last], x[first:last], a[slot], b[slot], offsets, ranks[slot].tolist())
 
 
 def linear_lora(
@@ -75,8 +68,8 @@ def linear_lora(
     memory = _check_weights(width, outputs, a, b, offsets, ranks, rows)
     y = torch.empty((num_rows, outputs))
     fault = linear_lora_rows(
-        x.data_ptr(), num_rows, x.stride(0), width, weight.data_ptr(), weight.stride(0), bias_address, num_biases, 1,
-        *memory, LONG, numba.get_num_threads(), y.data_ptr(), outputs,
+        x.data_ptr(), num_rows, x.stride(0), width, weight.data_ptr(), weight.stride(0), bias_address, num_biases,
+        *memory, numba.get_num_threads(), y.data_ptr(), outputs,
     )  # fmt: skip
     if fault >= 0:
         raise _error(fault, num_rows, a, ranks, rows)
@@ -113,18 +106,3 @@ def _error(fault: int, num_rows: int, a: Tensor, ranks: Tensor, rows: AdapterRow
     if (last := int(rows.order[stop - 1])) >= num_rows:
         return ValueError(f"rows: row {last} of a step of {num_rows}")
     return ValueError(f"ranks: {ranks[slot].tolist()} in slot {slot}, whose room is for 0 to {a.shape[2]}")
-
-
-def _add_long(y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: list[int]) -> None:
-    """One adapter on all rows: y [N, D], x [N, K], a [P, R, K], b [D, R]."""
-    _, max_rank, width = a.shape
-    fused = x @ a.view(-1, width).T if set(ranks) == {max_rank} else None  # reads x once for all parts
-    for part, rank in enumerate(ranks):
-        if rank == 0:
-            continue
-        outputs = slice(offsets[part], offsets[part + 1])
-        if fused is not None:
-            low = fused[:, part * max_rank : (part + 1) * max_rank]
-        else:
-            low = x @ a[part, :rank].T
-        y[:, outputs].addmm_(low, b[outputs, :rank].T)

@@ -2,7 +2,7 @@
 
 Owns: the two phases. Each computes a share of the base's columns, which is arithmetic on weights that the cache holds,
 and meanwhile fetches what the corrections read, which is work for the memory: first each adapter's A, once for all of
-its rows, for low = A x; then B, for y += B low. Without a base only the corrections are computed.
+its rows, for low = A x; then B, for y += B low.
 Must not know: tensors, adapters' names. Rows lie grouped by slot as in `AdapterRows`.
 Invariant: a row's numbers depend on that row and its adapter alone, whatever else is in the step, on any number of
 threads; without an adapter they are those of `linear.py`.
@@ -19,10 +19,9 @@ import numpy as np
 from numba import carray, prange
 
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel
-from izh.kernels.cpu.linear import dot_pass, finish, last_outputs
+from izh.kernels.cpu.linear import PARALLEL_WORK, dot_pass, finish, last_outputs
 from izh.kernels.cpu.lora_plan import (
     AT,
-    COST,
     LINES,
     RANKS,
     block_at,
@@ -35,13 +34,11 @@ from izh.kernels.cpu.lora_plan import (
 from izh.kernels.cpu.lora_rows import expand, shrink
 from izh.kernels.cpu.simd import LANES, LINE, fetch_line
 
-PARALLEL_WORK = 65536  # cost below which one thread does all
-
 
 @kernel()
 def _first_phase(
     start: int, stop: int, u: int, last: int, units: Any, x: Any, rows: int, x_row: int, weight: Any, weight_row: int,
-    width: int, bias: Any, y: Any, y_row: int, order: Any, starts: Any, a: Any, low: Any, low_row: int,
+    width: int, bias: Any, y: Any, y_row: int, order: Any, a: Any, low: Any, low_row: int,
 ) -> None:  # fmt: skip
     """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
     whole = width - width % LANES
@@ -72,16 +69,16 @@ def _first_phase(
         if whole < width or bias.size:
             finish(n, 4, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if u < here:
-            shrink(u, here, units, x, x_row, order, starts, a, width, low, low_row)
+            shrink(u, here, units, x, x_row, order, a, width, low, low_row, np.int64(0))
             u = here
-    shrink(u, last, units, x, x_row, order, starts, a, width, low, low_row)
+    shrink(u, last, units, x, x_row, order, a, width, low, low_row, np.int64(0))
 
 
 @kernel()
 def _second_phase(
     start: int, done: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int,
     bias: Any, y: Any, y_row: int, order: Any, starts: Any, slots: Any, ranks: Any, offsets: Any, costs: Any, low: Any,
-    low_row: int, b: Any, b_row: int, max_rank: int, least: int,
+    low_row: int, b: Any, b_row: int, max_rank: int,
 ) -> None:  # fmt: skip
     """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile."""
     whole = width - width % LANES
@@ -128,19 +125,19 @@ def _second_phase(
         if column < here:
             column = _expand_pieces(
                 column, here, n + 4, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots,
-                ranks, least, y, y_row,
+                ranks, y, y_row,
             )  # fmt: skip
     last_outputs(stop - (stop - done) % 4, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row)
     _expand_pieces(
-        column, stop, stop, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots, ranks, least,
-        y, y_row,
+        column, stop, stop, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots, ranks, y,
+        y_row,
     )  # fmt: skip
 
 
 @kernel()
 def _expand_pieces(
     column: int, until: int, done: int, stop: int, offsets: Any, costs: Any, low: Any, low_row: int, b: Any, b_row: int,
-    max_rank: int, order: Any, starts: Any, slots: Any, ranks: Any, least: int, y: Any, y_row: int,
+    max_rank: int, order: Any, starts: Any, slots: Any, ranks: Any, y: Any, y_row: int,
 ) -> int:  # fmt: skip
     """Corrects the pieces that begin in [column, until) and whose base is `done`; where the next one begins."""
     while column < until:
@@ -149,8 +146,8 @@ def _expand_pieces(
             break
         if costs[part] > 0:
             expand(
-                column, end, part, low, low_row, b, b_row, max_rank, order, starts, slots,
-                ranks, least, y, y_row,
+                column, end, part, low, low_row, np.int64(0), b, b_row, max_rank, order, starts, slots, ranks,
+                np.int64(0), slots.size, np.int64(order.size), y, y_row,
             )  # fmt: skip
         column = end
     return column
@@ -159,14 +156,11 @@ def _expand_pieces(
 @kernel(parallel=True)
 def linear_lora_rows(
     x_address: int, rows: int, x_row: int, width: int, weight_address: int, weight_row: int, bias_address: int,
-    num_biases: int, has_base: int, a_address: int, num_slots: int, parts: int, max_rank: int, b_address: int,
-    b_row: int, outputs: int, offsets_address: int, ranks_address: int, order_address: int, num_order: int,
-    starts_address: int, slots_address: int, num_groups: int, least: int, threads: int, y_address: int, y_row: int,
+    num_biases: int, a_address: int, num_slots: int, parts: int, max_rank: int, b_address: int, b_row: int,
+    outputs: int, offsets_address: int, ranks_address: int, order_address: int, num_order: int, starts_address: int,
+    slots_address: int, num_groups: int, threads: int, y_address: int, y_row: int,
 ) -> int:  # fmt: skip
-    """y = x W^T + bias if `has_base`, and y += corrections of the rows of all groups that are not long; b is [S, R, D].
-
-    What `find_fault` finds, nothing computed then; else -1.
-    """
+    """y = x W^T + bias, and y += corrections. What `find_fault` finds, nothing computed then; else -1."""
     x, y = carray(float32_at(x_address), rows * x_row + width), carray(float32_at(y_address), rows * y_row + outputs)
     weight = carray(float32_at(weight_address), outputs * weight_row + width)
     bias = carray(float32_at(bias_address), num_biases)
@@ -179,48 +173,43 @@ def linear_lora_rows(
     fault = find_fault(order, starts, slots, ranks, rows, num_slots, max_rank)
     if fault >= 0:
         return fault
-    units = units_of(order, starts, slots, ranks, width, max_rank, least)
-    costs = costs_of(order, starts, slots, ranks, least)
-    num_units, each = units.shape[0] - 1, rows * width if has_base else 0
-    work = units[num_units, COST] + outputs * each
+    units = units_of(starts, slots, ranks, width, max_rank)
+    costs = costs_of(starts, slots, ranks)
+    num_units = units.shape[0] - 1
     shrinks = expands = 0  # what there is to fetch
     for u in range(num_units):
         shrinks += units[u, RANKS] * width
     for p in range(parts):
-        work += (offsets[p + 1] - offsets[p]) * costs[p]
         for g in range(num_groups):
             expands += (offsets[p + 1] - offsets[p]) * ranks[slots[g], p]
-    if work == 0:
-        return -1
-    if work < PARALLEL_WORK:
+    if rows * width * outputs < PARALLEL_WORK:
         threads = 1
     low_row = parts * max_rank
     low = np.empty(num_order * low_row, np.float32)
-    cuts = cut_columns(costs, each, offsets, threads)
+    cuts = cut_columns(costs, rows * width, offsets, threads)
     # The base's columns are split between the phases as what is fetched is, and alike in all threads.
     early = outputs
     for t in range(threads):
         early = min(early, cuts[t + 1] - cuts[t])
-    early = early * shrinks // max(shrinks + expands, 1) // 4 * 4 if has_base else 0
+    early = early * shrinks // max(shrinks + expands, 1) // 4 * 4
     if threads == 1:
         _first_phase(
             np.int64(0), early, np.int64(0), num_units, units, x, rows, x_row, weight, weight_row, width, bias, y,
-            y_row, order, starts, a, low, low_row,
+            y_row, order, a, low, low_row,
         )  # fmt: skip
         _second_phase(
-            np.int64(0), early if has_base else outputs, outputs, x, rows, x_row, weight, weight_row, width, bias, y,
-            y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank, least,
+            np.int64(0), early, outputs, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts,
+            slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank,
         )  # fmt: skip
     else:
         for t in prange(threads):
             _first_phase(
                 cuts[t], cuts[t] + early, unit_share(units, t, threads), unit_share(units, t + 1, threads), units, x,
-                rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, a, low, low_row,
+                rows, x_row, weight, weight_row, width, bias, y, y_row, order, a, low, low_row,
             )  # fmt: skip
         for t in prange(threads):
             _second_phase(
-                cuts[t], cuts[t] + early if has_base else cuts[t + 1], cuts[t + 1], x, rows, x_row, weight, weight_row,
-                width, bias, y, y_row, order, starts, slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank,
-                least,
+                cuts[t], cuts[t] + early, cuts[t + 1], x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,
+                starts, slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank,
             )  # fmt: skip
     return -1

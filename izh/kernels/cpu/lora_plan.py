@@ -1,7 +1,7 @@
 """How the work of one corrected projection is cut into pieces and shares.
 
-Owns: the check of a step's groups, the units of the first phase (four ranks of one adapter), the columns each thread
-takes.
+Owns: the check of a step's groups, the units of the first phase (four ranks of one adapter), the columns or rows that
+each thread takes.
 Must not know: arithmetic, tensors. Rows lie grouped by slot as in `AdapterRows`.
 Invariant: columns are cut only a multiple of LANES after the beginning of a part, so a column's code path does not
 depend on the number of threads.
@@ -16,9 +16,9 @@ from izh.kernels.cpu.simd import LANES, LINE
 
 BLOCK = 128  # columns per piece of the second phase
 STREAMING = 3  # what it costs to read a weight, in units of using it for one row
-# The columns of a table of units: an adapter's rows, where its A begins that is read, how many ranks of it count, where
-# low gets them, how many cache lines that is, and the cost of all units up to this one.
-GROUP, AT, RANKS, LOW, LINES, COST, FIELDS = 0, 1, 2, 3, 4, 5, 6
+# The columns of a table of units: the unit's rows order[FIRST : STOP], all of one adapter, where its A begins that is
+# read, how many ranks of it count, where low gets them, how many cache lines that is, and the cost of all units before.
+FIRST, STOP, AT, RANKS, LOW, LINES, COST, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
 @kernel()
@@ -38,38 +38,39 @@ def find_fault(order: Any, starts: Any, slots: Any, ranks: Any, num_rows: int, n
 
 
 @kernel()
-def is_long(order: Any, starts: Any, g: int, least: int) -> Any:
-    """Whether the group has `least` rows or more and they adjoin, so that a matrix product need not gather them."""
-    num = starts[g + 1] - starts[g]
-    return num >= least and order[starts[g + 1] - 1] - order[starts[g]] == num - 1
+def fill_units(
+    units: Any, u: int, cost: int, first: int, stop: int, slot: int, ranks: Any, width: int, max_rank: int
+) -> tuple[int, int]:
+    """Puts the units of rows order[first : stop], all of this slot, into the table from u on, where the cost is `cost`;
+    what u and the cost are then."""
+    parts = ranks.shape[1]
+    for p in range(parts):
+        rank = ranks[slot, p]
+        for q in range(0, rank, 4):
+            units[u, FIRST], units[u, STOP] = first, stop
+            units[u, AT] = ((slot * parts + p) * max_rank + q) * width
+            units[u, RANKS] = min(4, rank - q)
+            units[u, LOW] = p * max_rank + q
+            units[u, LINES] = (min(4, rank - q) * width + LINE - 1) // LINE
+            units[u, COST] = cost
+            cost += 4 * width * (stop - first + STREAMING)
+            u += 1
+    return u, cost
 
 
 @kernel()
-def units_of(order: Any, starts: Any, slots: Any, ranks: Any, width: int, max_rank: int, least: int) -> Any:
-    """The table of units of all groups that are not long; the last row is the end, with the whole cost."""
-    parts = ranks.shape[1]
+def units_of(starts: Any, slots: Any, ranks: Any, width: int, max_rank: int) -> Any:
+    """The table of units of all groups; its last row is the end, with the whole cost."""
     num = 0
     for g in range(slots.size):
-        for p in range(parts):
+        for p in range(ranks.shape[1]):
             num += (ranks[slots[g], p] + 3) // 4
     units = np.empty((num + 1, FIELDS), np.int64)
     u = cost = 0
     for g in range(slots.size):
-        if is_long(order, starts, g, least):
-            continue
-        for p in range(parts):
-            rank = ranks[slots[g], p]
-            for q in range(0, rank, 4):
-                units[u, GROUP] = g
-                units[u, AT] = ((slots[g] * parts + p) * max_rank + q) * width
-                units[u, RANKS] = min(4, rank - q)
-                units[u, LOW] = p * max_rank + q
-                units[u, LINES] = (min(4, rank - q) * width + LINE - 1) // LINE
-                units[u, COST] = cost
-                cost += 4 * width * (starts[g + 1] - starts[g] + STREAMING)
-                u += 1
+        u, cost = fill_units(units, u, cost, starts[g], starts[g + 1], slots[g], ranks, width, max_rank)
     units[u, COST] = cost
-    return units[: u + 1]
+    return units
 
 
 @kernel()
@@ -84,13 +85,12 @@ def unit_share(units: Any, t: int, threads: int) -> int:
 
 
 @kernel()
-def costs_of(order: Any, starts: Any, slots: Any, ranks: Any, least: int) -> Any:
+def costs_of(starts: Any, slots: Any, ranks: Any) -> Any:
     """What a column of each part costs in the second phase."""
     costs = np.zeros(ranks.shape[1], np.int64)
     for g in range(slots.size):
-        if not is_long(order, starts, g, least):
-            for p in range(costs.size):
-                costs[p] += ranks[slots[g], p] * (starts[g + 1] - starts[g] + STREAMING)
+        for p in range(costs.size):
+            costs[p] += ranks[slots[g], p] * (starts[g + 1] - starts[g] + STREAMING)
     return costs
 
 
@@ -121,3 +121,32 @@ def block_at(column: int, stop: int, offsets: Any) -> tuple[int, int]:
     while p + 2 < offsets.size and offsets[p + 1] <= column:
         p += 1
     return p, min(column + BLOCK, min(offsets[p + 1], stop))
+
+
+@kernel()
+def row_cost(slot: int, ranks: Any, offsets: Any, width: int) -> int:
+    """What the whole correction of a row costs."""
+    cost = 0
+    for p in range(ranks.shape[1]):
+        cost += ranks[slot, p] * (width + offsets[p + 1] - offsets[p])
+    return cost
+
+
+@kernel()
+def cut_rows(starts: Any, slots: Any, ranks: Any, offsets: Any, width: int, threads: int) -> Any:
+    """Where each thread's rows begin in the order of groups, the end included, so that all cost the same."""
+    total = 0
+    for g in range(slots.size):
+        total += (starts[g + 1] - starts[g]) * row_cost(slots[g], ranks, offsets, width)
+    cuts = np.empty(threads + 1, np.int64)
+    g = before = 0
+    for t in range(threads):
+        due = total * t // threads
+        each = row_cost(slots[g], ranks, offsets, width)
+        while g + 1 < slots.size and before + (starts[g + 1] - starts[g]) * each <= due:
+            before += (starts[g + 1] - starts[g]) * each
+            g += 1
+            each = row_cost(slots[g], ranks, offsets, width)
+        cuts[t] = min(starts[g] + (due - before) // max(each, 1), starts[g + 1])
+    cuts[0], cuts[threads] = 0, starts[slots.size]
+    return cuts

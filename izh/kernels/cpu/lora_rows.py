@@ -14,31 +14,30 @@ from typing import Any
 import numpy as np
 
 from izh.kernels.cpu.compile import kernel
-from izh.kernels.cpu.lora_plan import AT, GROUP, LOW, RANKS, is_long
+from izh.kernels.cpu.lora_plan import AT, FIRST, LOW, RANKS, STOP
 from izh.kernels.cpu.lora_tile import expand_tile, shrink_tile
 from izh.kernels.cpu.simd import LANES
 
 
 @kernel()
 def shrink(
-    u: int, last: int, units: Any, x: Any, x_row: int, order: Any, starts: Any, a: Any, width: int, low: Any,
-    low_row: int,
+    u: int, last: int, units: Any, x: Any, x_row: int, order: Any, a: Any, width: int, low: Any, low_row: int,
+    low_first: int,
 ) -> None:  # fmt: skip
-    """low of the ranks of units [u, last), for all rows of their groups."""
+    """low of the ranks of units [u, last), for their rows; low begins with that of row `low_first`."""
     whole = width - width % LANES
     while u < last:
-        g, at, num, to = units[u, GROUP], units[u, AT], units[u, RANKS], units[u, LOW]
-        k, stop = starts[g], starts[g + 1]
+        k, stop, at, num, to = units[u, FIRST], units[u, STOP], units[u, AT], units[u, RANKS], units[u, LOW]
         u += 1
+        to += (k - low_first) * low_row
         if num < 4:
             _shrink_singly(k, stop, num, x, x_row, order, a, at, width, low, to, low_row)
             continue
         # A row alone takes two units at once when they adjoin: four sums are too few to keep the multipliers busy.
-        is_next = u < last and units[u, GROUP] == g and units[u, AT] == at + 4 * width
+        is_next = u < last and units[u, FIRST] == k and units[u, AT] == at + 4 * width
         if stop - k == 1 and is_next and units[u, RANKS] == 4:
             num = 8
             u += 1
-        to += k * low_row
         while k < stop:
             first = order[k] * x_row
             left = stop - k
@@ -75,26 +74,27 @@ def _shrink_singly(
             total = sums[0]
             for d in range(whole, width):
                 total += x[order[i] * x_row + d] * a[at + j * width + d]
-            low[i * low_row + to + j] = total
+            low[to + (i - k) * low_row + j] = total
 
 
 @kernel()
 def expand(
-    start: int, stop: int, part: int, low: Any, low_row: int, b: Any, b_row: int, max_rank: int, order: Any,
-    starts: Any, slots: Any, ranks: Any, least: int, y: Any, y_row: int,
+    start: int, stop: int, part: int, low: Any, low_row: int, low_first: int, b: Any, b_row: int, max_rank: int,
+    order: Any, starts: Any, slots: Any, ranks: Any, g: int, last: int, until: int, y: Any, y_row: int,
 ) -> None:  # fmt: skip
-    """Corrects columns [start, stop) of one part, of the rows of all groups that are not long."""
+    """Corrects columns [start, stop) of one part, of the rows from `low_first` on and before `until` that are in groups
+    [g, last)."""
     num = stop - start
     whole = num - num % LANES
-    for g in range(slots.size):
-        rank = ranks[slots[g], part]
-        if rank == 0 or is_long(order, starts, g, least):
+    for group in range(g, last):
+        rank = ranks[slots[group], part]
+        if rank == 0:
             continue
-        b_at = slots[g] * max_rank * b_row + start
-        k, end = starts[g], starts[g + 1]
+        b_at = slots[group] * max_rank * b_row + start
+        k, end = max(starts[group], low_first), min(starts[group + 1], until)
         while k < end:
             count = min(4, end - k)
-            low_at = k * low_row + part * max_rank
+            low_at = (k - low_first) * low_row + part * max_rank
             first = order[k] * y_row + start
             second = order[k + min(1, count - 1)] * y_row + start
             third = order[k + min(2, count - 1)] * y_row + start

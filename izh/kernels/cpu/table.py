@@ -39,7 +39,8 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
     """
     row, heads, pages = torch.zeros(1, 8), torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
     starts, one = torch.tensor([0, 1], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    rows, b = AdapterRows.of([0]), lora_room(torch.zeros(8, 8), 1, 1, True)
+    rows, weight = AdapterRows.of([0]), torch.zeros(8, 8)
+    b = lora_room(weight, 1, 1, NUMBA.lora_b_by_rank)
     assert rows is not None
     calls: list[Callable[[], object]] = [
         lambda: NUMBA.linear(row, row, None),
@@ -51,6 +52,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
             heads, pages, pages, starts, one, torch.zeros(1, 1, dtype=torch.int32), 1.0, None
         ),
         lambda: NUMBA.add_lora(row, row, row[None, None], b, (0, 8), one[None], rows),
+        lambda: lora.linear_lora(row, weight, None, row[None, None], b, (0, 8), one[None], rows),
     ]
     for done, call in enumerate([None, *calls]):
         if call is not None:

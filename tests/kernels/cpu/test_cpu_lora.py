@@ -7,6 +7,7 @@ from lora_cases import MIXES, LoraCase, lora_case
 
 from izh.kernels.cpu import lora
 from izh.kernels.cpu.linear import MAX_ROWS
+from izh.kernels.cpu.lora_add import ROWS
 from izh.kernels.cpu.table import NUMBA, warm_up
 from izh.kernels.cpu.threads import choose_layer
 from izh.kernels.lora import AdapterRows, lora_room
@@ -66,15 +67,15 @@ def test_from_one_adapter_to_sixty_four(num_slots: int, each: int) -> None:
 
 
 def test_long_prompts_beside_single_rows() -> None:
-    """One adapter with adjoining rows for torch, one as long but scattered, one short, and the base, in one step."""
-    n = lora.LONG
+    """More rows than a block has, adjoining and scattered, one row, and the base, in one step."""
+    n = 3 * ROWS + 5
     slots = [3, -1, *[0] * n, 2, *[1, -1] * n, 2, 3]
-    case = lora_case(slots, width=72, offsets=(0, 24, 40), ranks=[[16, 16], [8, 8], [16, 3], [1, 16]])
-    y = run(case)
-    torch.testing.assert_close(y, case.expected(), **EXACT)
-    for ranks in ([16, 4], [0, 16], [0, 0]):  # parts of different rank cannot share one product
-        other = lora_case(slots, width=72, offsets=(0, 24, 40), ranks=[ranks, *[[16, 16]] * 3])
-        torch.testing.assert_close(run(other), other.expected(), **EXACT)
+    for ranks in ([16, 16], [16, 4], [0, 16], [0, 0]):
+        case = lora_case(slots, width=72, offsets=(0, 24, 240), ranks=[ranks, [8, 8], [16, 3], [1, 16]])
+        y = run(case)
+        torch.testing.assert_close(y, case.expected(), **EXACT)
+        base = torch.tensor(slots) < 0
+        assert torch.equal(y[base], case.y[base])
 
 
 def test_a_row_is_the_same_whatever_else_is_in_the_step() -> None:
@@ -154,7 +155,7 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     warm_up()
     run(lora_case([0, 1, -1, 1], width=9, offsets=(0, 3, 6), ranks=[[2, 3], [4, 0]]))
     run_at_once(lora_case([0], width=8, offsets=(0, 5), ranks=[[4]]), torch.ones(5, 8), torch.ones(5))
-    assert len(lora.linear_lora_rows.signatures) == 1
+    assert len(lora.add_lora_rows.signatures) == len(lora.linear_lora_rows.signatures) == 1
 
 
 CASE = lora_case([0, 1, -1, 1], width=9, offsets=(0, 3, 6), ranks=[[2, 4], [4, 0]])
