@@ -46,12 +46,13 @@ class Rates:
 
 
 class PromptSource:
-    """Random prompts of one length, of ordinary tokens. The same ones in the same order at every run."""
+    """Random prompts of one length, of ordinary tokens. The same ones in the same order at every run; those of another
+    seed begin otherwise."""
 
-    def __init__(self, vocab_size: int, special_ids: frozenset[int], length: int) -> None:
+    def __init__(self, vocab_size: int, special_ids: frozenset[int], length: int, seed: int = 0) -> None:
         self._ids = [token for token in range(vocab_size) if token not in special_ids]
         self._length = length
-        self._random = random.Random(0)
+        self._random = random.Random(seed)
 
     def take(self, count: int) -> Prompts:
         """Prompts never given out before."""

@@ -21,6 +21,7 @@ from izh.bench.options import (
     ThroughputOptions,
     TurnsOptions,
 )
+from izh.bench.peers.options import PeersOptions
 from izh.cli.flags import take
 from izh.cli.options import AnswerOptions, EmbedOptions, RerankOptions
 from izh.config import EngineOptions, ServerOptions
@@ -125,6 +126,13 @@ def bench_mixed(arguments: argparse.Namespace) -> int:
     from izh.bench.mixed import report
 
     return report(take(EngineOptions, arguments), take(MixedOptions, arguments))
+
+
+def bench_peers(arguments: argparse.Namespace) -> int:
+    """Measure izh and its peers into one report."""
+    from izh.bench.peers.report import report
+
+    return report(take(EngineOptions, arguments), take(PeersOptions, arguments))
 
 
 def fetch(arguments: argparse.Namespace) -> int:

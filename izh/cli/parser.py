@@ -17,6 +17,7 @@ from izh.bench.options import (
     ThroughputOptions,
     TurnsOptions,
 )
+from izh.bench.peers.options import PeersOptions
 from izh.cli import commands
 from izh.cli.flags import add_flags
 from izh.cli.options import AnswerOptions, EmbedOptions, RerankOptions
@@ -142,6 +143,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(mixed)
     add_flags(mixed, MixedOptions, EngineOptions)
+    peers = _add(
+        benches,
+        "peers",
+        "[MODEL] [options]",
+        commands.bench_peers,
+        "izh and every installed peer on the same work, into one report",
+    )
+    _add_model(peers)
+    add_flags(peers, PeersOptions, EngineOptions)
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")

@@ -35,7 +35,7 @@ def demo_directory() -> Path:
 
     Raises ModelLoadError with the command to run when the package can be neither found nor fetched.
     """
-    return cached_directory(f"demo-{CONVERSION}", lambda scratch, made: convert(_gguf(scratch), made))
+    return cached_directory(f"demo-{CONVERSION}", lambda scratch, made: convert(demo_gguf(scratch), made))
 
 
 def demo_adapters() -> dict[str, Path]:
@@ -100,7 +100,7 @@ def _convert_tokenizer(source: Gguf, config: Any, directory: Path) -> None:
     ).save_pretrained(directory)
 
 
-def _gguf(scratch: Path) -> Path:
+def demo_gguf(scratch: Path) -> Path:
     """The model file of the installed package if it is the one we know, else of a fetched one."""
     for folder in installed_folders(PACKAGE):
         path = folder / GGUF_NAME

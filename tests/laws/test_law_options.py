@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 import izh.bench.options
+import izh.bench.peers.options
 import izh.cli.options
 import izh.config
 from izh.cli.flags import flag_of, groups_of
@@ -14,7 +15,7 @@ from izh.cli.parser import build_parser
 
 GROUPS = [
     cls
-    for module in (izh.config, izh.cli.options, izh.bench.options)
+    for module in (izh.config, izh.cli.options, izh.bench.options, izh.bench.peers.options)
     for _, cls in inspect.getmembers(module, is_dataclass)
     if isinstance(cls, type) and cls.__module__ == module.__name__
 ]
@@ -39,6 +40,7 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 def test_commands() -> None:
     benches = {
+        "bench peers",
         "bench embed",
         "bench rerank",
         "bench mixed",
@@ -87,6 +89,7 @@ def test_each_option_has_a_flag_somewhere(group: type) -> None:
         ("izh bench throughput", izh.bench.options.ThroughputOptions),
         ("izh bench lora", izh.bench.options.LoraOptions),
         ("izh bench turns", izh.bench.options.TurnsOptions),
+        ("izh bench peers", izh.bench.peers.options.PeersOptions),
         ("izh bench images", izh.bench.options.ImagesOptions),
     ],
 )

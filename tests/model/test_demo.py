@@ -63,9 +63,9 @@ def test_installed_package_is_used_only_with_the_known_content(tmp_path, monkeyp
     (package / demo.GGUF_NAME).write_bytes(b"another release's model")
     monkeypatch.setattr(demo, "fetch", lambda *_: pytest.fail("fetched"))
     with pytest.raises(pytest.fail.Exception):
-        demo._gguf(tmp_path)
+        demo.demo_gguf(tmp_path)
     monkeypatch.setattr(demo, "GGUF_SHA256", sha256_of(package / demo.GGUF_NAME))
-    assert demo._gguf(tmp_path) == package / demo.GGUF_NAME
+    assert demo.demo_gguf(tmp_path) == package / demo.GGUF_NAME
 
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
