@@ -1,13 +1,15 @@
 """The three narrow faces through which a feature touches the engine, and nowhere else.
 
-Owns: Gate (held by the scheduler), Stage and Head (held by the runner), Result.
+Owns: Gate (held by the scheduler), Stage and Head (held by the runner), HiddenRows and Result, a head's two sides.
 Must not know: any feature. `engine/build.py` alone decides which ones exist.
 """
 
+from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from izh.batch import Batch
@@ -52,7 +54,27 @@ class Stage(Protocol):
         """Write this feature's channel of `batch` and nothing else."""
 
     def narrow(self, rows: list[int]) -> None:
-        """From here on only these rows of the step go on, in this order: a head is about to use them."""
+        """Only these rows of the step go on into the model, in this order: a head has taken them."""
+
+
+class HiddenRows:
+    """The hidden rows that a head has named. What it takes of them may go on into the model (the LM head), whose
+    features have to know which rows those are and in what order: so they are told with each taking."""
+
+    def __init__(self, values: Tensor, rows: list[int], stages: Many[Stage] = ()) -> None:
+        """values [len(rows), D]: the rows of the step with these numbers."""
+        self.values = values
+        self._rows = rows
+        self._stages = stages
+
+    def take(self, index: Many[int]) -> Tensor:
+        """These of the rows, [len(index), D]. May be `values` itself."""
+        rows = [self._rows[i] for i in index]
+        for stage in self._stages:
+            stage.narrow(rows)
+        if rows == self._rows:
+            return self.values
+        return self.values[torch.tensor(index, device=self.values.device)]
 
 
 @dataclass(slots=True)
@@ -73,8 +95,8 @@ class Head(Protocol):
     def rows(self, plan: Plan) -> list[int]:
         """Indices into the step's flat token axis of the hidden rows wanted, in order; [] for none."""
 
-    def finish(self, plan: Plan, hidden: Tensor) -> list[Result]:
-        """Make results from `hidden` [len(rows), D], the rows that `rows(plan)` just named."""
+    def finish(self, plan: Plan, hidden: HiddenRows) -> list[Result]:
+        """Make results from the rows that `rows(plan)` just named."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop any state kept for a sequence that has ended. Called once for each, also for those never run."""

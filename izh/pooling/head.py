@@ -3,9 +3,6 @@
 Owns: PoolingHead, which pools rows, and LogitsHead, which reads single logits after a prompt's last row.
 Must not know: models, scheduling, what a vector is for.
 Invariant: a sequence ends with the step that computes its prompt's last row; what is kept for it goes in `forget`.
-
-They are two because what adapters do to the LM head is told row by row (`Stage.narrow`): the rows that reach it must be
-exactly those that its head has named.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +13,7 @@ from torch import Tensor
 
 from izh.pooling.running import RunningPool
 from izh.request import Finish, PoolingParams
-from izh.seams import Result
+from izh.seams import HiddenRows, Result
 from izh.sequence import Chunk, Plan, Sequence
 
 
@@ -48,16 +45,16 @@ class PoolingHead:
         ]
 
     @torch.inference_mode()
-    def finish(self, plan: Plan, hidden: Tensor) -> list[Result]:
+    def finish(self, plan: Plan, hidden: HiddenRows) -> list[Result]:
         results: list[Result] = []
         index = 0
         for _, wanted in self._wanted(plan):
             num_rows = len(wanted.rows)  # before they are taken in
             if wanted.pooled:
-                wanted.pool.add(hidden[index : index + len(wanted.pooled)])
+                wanted.pool.add(hidden.values[index : index + len(wanted.pooled)])
             index += num_rows
             if wanted.chunk.reaches_end:
-                results.append(_result(wanted.chunk.sequence, wanted.pool.vector(hidden.shape[1])))
+                results.append(_result(wanted.chunk.sequence, wanted.pool.vector(hidden.values.shape[1])))
         return results
 
     def forget(self, sequence: Sequence) -> None:
@@ -85,11 +82,12 @@ class LogitsHead:
         return [offset + chunk.count - 1 for offset, chunk, _ in self._ending(plan)]
 
     @torch.inference_mode()
-    def finish(self, plan: Plan, hidden: Tensor) -> list[Result]:
-        logits = self._logits(hidden).float()
+    def finish(self, plan: Plan, hidden: HiddenRows) -> list[Result]:
+        ending = list(self._ending(plan))
+        logits = self._logits(hidden.take(range(len(ending)))).float()
         return [
             _result(chunk.sequence, logits[index, list(params.logit_ids)])
-            for index, (_, chunk, params) in enumerate(self._ending(plan))
+            for index, (_, chunk, params) in enumerate(ending)
         ]
 
     def forget(self, sequence: Sequence) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from izh.batch import Batch
 from izh.model.decoder import Decoder
-from izh.seams import Head, Result, Stage
+from izh.seams import Head, HiddenRows, Result, Stage
 from izh.sequence import Chunk, Plan
 
 Pages = list[tuple[torch.Tensor, torch.Tensor]]
@@ -60,9 +60,8 @@ class Runner:
         for head in self._heads:
             rows = head.rows(plan)
             if rows:
-                for stage in self._stages:
-                    stage.narrow(rows)
-                results += head.finish(plan, hidden[torch.tensor(rows, device=self._device)])
+                named = hidden[torch.tensor(rows, device=self._device)]
+                results += head.finish(plan, HiddenRows(named, rows, self._stages))
         return results
 
 

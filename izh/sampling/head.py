@@ -8,6 +8,7 @@ Invariant: a sequence's tokens depend on its own logits, parameters and stream a
 """
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from izh.sampling.penalties import add_bias, forbid, penalize
 from izh.sampling.state import SamplingState, Way
 from izh.sampling.stop import finish_after
 from izh.sampling.uniform import Uniforms
-from izh.seams import Result
+from izh.seams import HiddenRows, Result
 from izh.sequence import Chunk, Plan, Sequence
 
 _MAX_PROMPT_LOGITS = 1 << 23  # elements of logits alive at once while a prompt is scored: 32 MiB
@@ -72,7 +73,7 @@ class SamplingHead:
         return rows
 
     @torch.inference_mode()
-    def finish(self, plan: Plan, hidden: Tensor) -> list[Result]:
+    def finish(self, plan: Plan, hidden: HiddenRows) -> list[Result]:
         """A Result with one token for each chunk that reaches its sequence's end. Where logits are not finite, that
         sequence gets an error Finish instead, and no other is disturbed."""
         results: list[Result] = []
@@ -81,7 +82,7 @@ class SamplingHead:
         for _, wanted in self._wanted(plan):
             sequence, prompt = wanted.chunk.sequence, wanted.state.prompt
             if prompt is not None:
-                self._score(prompt, wanted, hidden[index : index + len(wanted.scored)])
+                self._score(prompt, wanted, hidden, range(index, index + len(wanted.scored)))
                 index += len(wanted.scored)
             if prompt is not None and not prompt.is_finite:
                 results.append(Result(sequence, finish=_not_finite(sequence, "its prompt")))
@@ -110,24 +111,22 @@ class SamplingHead:
             self._states[sequence] = state
         return state
 
-    def _score(self, prompt: PromptLogprobs, wanted: _Wanted, hidden: Tensor) -> None:
+    def _score(self, prompt: PromptLogprobs, wanted: _Wanted, hidden: HiddenRows, scored: range) -> None:
         """Fill in what the rows say of the prompt tokens that follow them, a few rows at a time."""
         followers = wanted.chunk.sequence.token_ids[wanted.scored.start + 1 : wanted.scored.stop + 1]
         step = max(1, _MAX_PROMPT_LOGITS // self._vocab_size)
-        for first in range(0, len(hidden), step):
-            prompt.fill(self._raw_logits(hidden[first : first + step]), followers[first : first + step])
+        for first in range(0, len(scored), step):
+            logits = self._raw_logits(hidden, scored[first : first + step])
+            prompt.fill(logits, followers[first : first + step])
 
-    def _raw_logits(self, hidden: Tensor) -> Tensor:
-        logits = self._logits(hidden).float()
-        assert logits.shape == (len(hidden), self._vocab_size), f"logits {tuple(logits.shape)}"
+    def _raw_logits(self, hidden: HiddenRows, index: Many[int]) -> Tensor:
+        logits = self._logits(hidden.take(index)).float()
+        assert logits.shape == (len(index), self._vocab_size), f"logits {tuple(logits.shape)}"
         return logits
 
-    def _choose(self, rows: list[_Row], hidden: Tensor) -> list[Result]:
+    def _choose(self, rows: list[_Row], hidden: HiddenRows) -> list[Result]:
         rows.sort(key=lambda row: row.state.way)
-        index = [row.index for row in rows]
-        if index != list(range(len(hidden))):
-            hidden = hidden[torch.tensor(index, device=hidden.device)]
-        logits = self._raw_logits(hidden)
+        logits = self._raw_logits(hidden, [row.index for row in rows])
         reported = [i for i, row in enumerate(rows) if row.state.params.logprobs is not None]
         raw = logits[torch.tensor(reported, device=logits.device)] if reported else None
 

@@ -88,6 +88,24 @@ def test_a_mixed_batch_gives_every_request_its_own_adapter(world, start):
         assert_is_peft(model, outputs[name])
 
 
+def test_every_row_has_its_own_head_however_the_step_orders_and_cuts_them(world, start, monkeypatch):
+    """Greedy and drawn rows are taken apart, prompts are scored a few rows at a time: the head's adapters follow."""
+    _, models, _ = world
+    monkeypatch.setattr("izh.sampling.head._MAX_PROMPT_LOGITS", 384 * 7)
+    drawn = {"temperature": 0.7, "top_k": 1}  # the best token, chosen the other way
+    ways = [{}, drawn, {"prompt_logprobs": 0}, drawn | {"prompt_logprobs": 0}]
+    given = {name: ways[number % 4] for number, name in enumerate(["ends", "base", "saved", "dora_ends", "plain"])}
+    outputs = engines.run(start(max_loras=4), *(request(name, **params) for name, params in given.items()))
+    for name, params in given.items():
+        assert_is_peft(models[name], outputs[name])
+        if "prompt_logprobs" in params:
+            with torch.inference_mode():
+                exact = models[name](input_ids=torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+            found = [entry.logprob for entry in outputs[name].prompt_logprobs[1:]]
+            expected = [exact[place, token].item() for place, token in enumerate(PROMPT[1:])]
+            assert found == pytest.approx(expected, abs=BOUND)
+
+
 def test_alone_and_merged_give_what_the_mixed_batch_gives(world, start):
     _, models, _ = world
     core = start(max_loras=1)

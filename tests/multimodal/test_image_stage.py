@@ -39,7 +39,7 @@ class EveryRow:
         return list(range(plan.num_tokens))
 
     def finish(self, plan, hidden):
-        self.hidden = hidden.clone()
+        self.hidden = hidden.values.clone()
         return []
 
     def forget(self, sequence):

@@ -5,6 +5,7 @@ import torch
 
 from izh.request import Request, SamplingParams
 from izh.sampling.head import SamplingHead
+from izh.seams import HiddenRows
 from izh.sequence import Chunk, Plan, Sequence
 
 EOS = 2
@@ -34,7 +35,7 @@ def step(sampler, logits, sequences, *, append=True):
     """One decode step of all sequences: {sequence: result}."""
     plan = Plan([last_token(each) for each in sequences])
     assert sampler.rows(plan) == list(range(len(sequences)))
-    results = {result.sequence: result for result in sampler.finish(plan, logits)}
+    results = {result.sequence: result for result in sampler.finish(plan, HiddenRows(logits, sampler.rows(plan)))}
     if append:
         for made, result in results.items():
             made.token_ids += result.token_ids

@@ -10,6 +10,7 @@ from sampling_reference import EOS, edited, head, inverse_cdf, kept, last_token,
 import izh.sampling.head as head_module
 from izh.request import Finish
 from izh.sampling.uniform import Uniforms, stream_key
+from izh.seams import HiddenRows
 from izh.sequence import Chunk, Plan
 
 V = 600
@@ -195,7 +196,7 @@ def run_in_chunks(made, hidden, sizes, sampler=None, start=0):
     for size in sizes:
         plan = Plan([Chunk(made, start, size)])
         rows = sampler.rows(plan)
-        results += sampler.finish(plan, hidden[start : start + size][rows])
+        results += sampler.finish(plan, HiddenRows(hidden[start : start + size][rows], rows))
         start += size
     return results
 
@@ -257,7 +258,8 @@ def test_a_scored_prompt_beside_others_gets_its_own_rows():
     scored, other = sequence([4, 5, 6], temperature=0.0, prompt_logprobs=0), sequence([1, 2], temperature=0.0)
     hidden = logits_of(0, 1, 2, 3, 4)
     sampler, plan = head(V), Plan([Chunk(other, 0, 2), Chunk(scored, 0, 3)])
-    results = {result.sequence: result for result in sampler.finish(plan, hidden[sampler.rows(plan)])}
+    rows = sampler.rows(plan)
+    results = {result.sequence: result for result in sampler.finish(plan, HiddenRows(hidden[rows], rows))}
     assert results[other].token_ids == [int(hidden[1].argmax())]
     assert results[scored].token_ids == [int(hidden[4].argmax())]
     exact = hidden.log_softmax(1)
@@ -270,7 +272,8 @@ def test_a_prompt_row_that_is_not_finite_ends_its_sequence_only():
     hidden = logits_of(0, 1, 2, 3, 4)
     hidden[1, 50] = torch.nan
     sampler, plan = head(V), Plan([Chunk(broken, 0, 3), Chunk(other, 0, 2)])
-    results = {result.sequence: result for result in sampler.finish(plan, hidden[sampler.rows(plan)])}
+    rows = sampler.rows(plan)
+    results = {result.sequence: result for result in sampler.finish(plan, HiddenRows(hidden[rows], rows))}
     assert results[broken].finish.kind == "StepError"
     assert results[broken].token_ids == []
     assert results[other].token_ids == [int(hidden[4].argmax())]
@@ -307,7 +310,7 @@ def test_the_greedy_way_makes_nothing_as_wide_as_the_vocabulary(monkeypatch):
     sampler = head_module.SamplingHead(lambda rows: rows, 20_000, frozenset(), 100)
     plan, logits = Plan([last_token(sequence([1], temperature=0.0)) for _ in range(4)]), torch.zeros(4, 20_000)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        sampler.finish(plan, logits)
+        sampler.finish(plan, HiddenRows(logits, list(range(4))))
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert 0 < largest < logits[0].nbytes
 
