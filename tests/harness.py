@@ -28,7 +28,7 @@ class PagedDecoder:
 
     def __init__(self, decoder: Decoder, block_size: int = 4, num_blocks: int = 256, seed: int = 0) -> None:
         spec = decoder.spec
-        weight = decoder.embed_tokens.weight
+        weight = decoder.norm.weight
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self.decoder = decoder
         self.block_size = block_size

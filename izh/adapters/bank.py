@@ -25,6 +25,7 @@ from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
 from izh.kernels.select import select
 from izh.model.decoder import Decoder, Embedding
+from izh.model.quantize import Int8Embedding, Int8Linear
 
 _KERNELS = {"torch": "reference", "cpu": "numba", "triton": "triton"}
 
@@ -76,10 +77,10 @@ class AdapterBank:
             raise ValueError("the model has an adapter bank already; a model has one")
         rows = self._current_rows
         wrapped: AdapterLinear | AdapterEmbedding
-        if isinstance(base, Embedding):
+        if isinstance(base, Embedding | Int8Embedding):
             wrapped = AdapterEmbedding(base, site.parts[0].path, capacity, self.max_rank, rows)
         else:
-            assert isinstance(base, nn.Linear)
+            assert isinstance(base, nn.Linear | Int8Linear)
             wrapped = AdapterLinear(base, site.parts, capacity, self.max_rank, ops, rows)
         setattr(site.parent, site.name, wrapped)
         return wrapped

@@ -19,6 +19,7 @@ from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
 from izh.model.decoder import Embedding
 from izh.model.layers import Linear
+from izh.model.quantize import Int8Embedding, Int8Linear, dequantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class AdapterLinear(nn.Module):
 
     def __init__(
         self,
-        base: nn.Linear,
+        base: nn.Linear | Int8Linear,
         parts: tuple[Part, ...],
         capacity: int,
         max_rank: int,
@@ -48,10 +49,11 @@ class AdapterLinear(nn.Module):
         rows: Callable[[], AdapterRows | None],
     ) -> None:
         super().__init__()
-        weight = base.weight
+        # Of 8-bit weights there is no tensor of floats: one without width says what the room for B is made of.
+        weight = base.weight if isinstance(base, nn.Linear) else torch.empty(base.out_features, 0)
         self.base = base
         self.parts = parts
-        self.a = weight.new_zeros(capacity, len(parts), max_rank, weight.shape[1])
+        self.a = weight.new_zeros(capacity, len(parts), max_rank, base.in_features)
         self.b = lora_room(weight, capacity, max_rank, ops.lora_b_by_rank)
         self.ranks = torch.zeros(capacity, len(parts), dtype=torch.int32)
         self.gain: Tensor | None = None  # [S, D], made when the first adapter needs it; the same for shift
@@ -64,19 +66,15 @@ class AdapterLinear(nn.Module):
         self._linear_lora = ops.linear_lora if is_ours else None
         self._rows = rows
 
-    @property
-    def weight(self) -> Tensor:
-        """The base weight [D, K]: also what a tied embedding shares."""
-        return self.base.weight
-
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, D]."""
         rows = self._rows()
         if rows is None:
             return self.base(x)
         weights = (self.a, self.b, self._offsets, self.ranks, rows)
-        if self._linear_lora is not None and len(x) <= self._ops.few_rows and not self._does_more(rows):
-            return self._linear_lora(x, self.base.weight, self.base.bias, *weights)
+        base, fused = self.base, self._linear_lora
+        if fused and isinstance(base, Linear) and len(x) <= self._ops.few_rows and not self._does_more(rows):
+            return fused(x, base.weight, base.bias, *weights)
         y = self.base(x)
         if self._replaced:
             self._project_again(y, x, rows)
@@ -112,7 +110,10 @@ class AdapterLinear(nn.Module):
 
     def dora_gain(self, part: Part, delta: ModuleDelta) -> Tensor:
         """What DoRA scales the part's outputs by, [D of the part]."""
-        return _dora_gain(delta, _own(delta, self.weight[part.start : part.stop]))
+        base = self.base
+        if isinstance(base, Int8Linear):
+            return _dora_gain(delta, _own(delta, dequantized(base, part.start, part.stop)))
+        return _dora_gain(delta, _own(delta, base.weight[part.start : part.stop]))
 
     def write(self, slot: int, deltas: Mapping[str, ModuleDelta], gains: Mapping[str, Tensor]) -> None:
         """Put an adapter's weights into the slot; targets it does not have get rank 0. Everything was validated, and
@@ -125,7 +126,7 @@ class AdapterLinear(nn.Module):
             if delta is None:
                 continue
             if delta.replaced is not None:
-                self._replaced[slot, index] = delta.replaced.to(self.weight.device)
+                self._replaced[slot, index] = delta.replaced.to(self.a.device)
             rank, outputs = delta.rank, slice(part.start, part.stop)
             b = delta.b
             if delta.magnitude is not None or delta.bias is not None or delta.shift is not None:
@@ -161,23 +162,24 @@ class AdapterEmbedding(nn.Module):
     """
 
     def __init__(
-        self, base: Embedding, path: str, capacity: int, max_rank: int, rows: Callable[[], AdapterRows | None]
+        self,
+        base: Embedding | Int8Embedding,
+        path: str,
+        capacity: int,
+        max_rank: int,
+        rows: Callable[[], AdapterRows | None],
     ) -> None:
         super().__init__()
-        weight = base.weight
+        weight = base.weight if isinstance(base, Embedding) else torch.empty(0)
+        num_tokens, size = weight.shape if isinstance(base, Embedding) else (base.num_tokens, base.size)
         self.base = base
-        self.parts = (Part(path, 0, weight.shape[1]),)
-        self.a = weight.new_zeros(capacity, max_rank, weight.shape[0])
-        self.b = weight.new_zeros(capacity, weight.shape[1], max_rank)
+        self.parts = (Part(path, 0, size),)
+        self.a = weight.new_zeros(capacity, max_rank, num_tokens)
+        self.b = weight.new_zeros(capacity, size, max_rank)
         self.ranks = [0] * capacity
         self._gain: dict[int, Tensor] = {}  # [D], by slot
         self._replaced: dict[int, ReplacedRows] = {}  # by slot
         self._rows = rows
-
-    @property
-    def weight(self) -> Tensor:
-        """The base table [V, D]."""
-        return self.base.weight
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] -> [T, D]."""
@@ -201,7 +203,9 @@ class AdapterEmbedding(nn.Module):
 
     def dora_gain(self, part: Part, delta: ModuleDelta) -> Tensor:
         """What DoRA scales the base's part of an embedding by, [D]."""
-        return _dora_gain(delta, _own(delta, self.weight).T)
+        base = self.base
+        table = base.weight if isinstance(base, Embedding) else dequantized(base, 0, base.num_tokens)
+        return _dora_gain(delta, _own(delta, table).T)
 
     def write(self, slot: int, deltas: Mapping[str, ModuleDelta], gains: Mapping[str, Tensor]) -> None:
         """Put an adapter's weights into the slot, or clear it. Everything was validated, and `gains` has what
@@ -214,7 +218,7 @@ class AdapterEmbedding(nn.Module):
         if delta is None:
             return
         if delta.replaced is not None:
-            self._replaced[slot] = delta.replaced.to(self.weight.device)
+            self._replaced[slot] = delta.replaced.to(self.a.device)
         rank, b = delta.rank, delta.b
         if delta.magnitude is not None:
             b = b * gains[path][:, None]

@@ -100,13 +100,8 @@ def _copies(
             found[path] = checked(key, names[0], mine[path], _shape(targets, path))
     if targets.is_tied and len(found) == 2 and not torch.equal(*found.values()):
         raise AdapterError("the copies of the weight that embed_tokens and lm_head share differ")
-    changed = {path: copy for path, copy in found.items() if not _is_base(copy, targets.weights.get(path))}
+    changed = {path: copy for path, copy in found.items() if not (path in targets.holds and targets.holds[path](copy))}
     return dict.fromkeys(key_of, next(iter(changed.values()))) if targets.is_tied and changed else changed
-
-
-def _is_base(copy: Tensor, base: Tensor | None) -> bool:
-    """True when the copy is the served weight, in the format in which it is served."""
-    return base is not None and torch.equal(copy.to(base), base)
 
 
 def _tokens(

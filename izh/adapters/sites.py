@@ -5,14 +5,17 @@ what an adapter's reader has to know of the model.
 Must not know: adapters, slots.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from izh.adapters.linear import Part
+from izh.kernels.ops import QuantizedLinear
 from izh.model.decoder import Decoder, Embedding
 from izh.model.families import family_of
+from izh.model.quantize import Int8Embedding, Int8Linear
 from izh.model.spec import ModelSpec
 
 
@@ -21,13 +24,13 @@ class Targets(Mapping[str, tuple[int, int]]):
     """(inputs, outputs) of all that can be adapted, by the checkpoint's path, such as "layers.3.self_attn.q_proj"; the
     inputs of "embed_tokens" are the vocabulary.
 
-    `is_tied`: the head computes with the embedding's weights. `weights`: the base weights [V, D] of the embedding and
-    the head, as served; none where no model is loaded.
+    `is_tied`: the head computes with the embedding's weights. `holds`: of the embedding and the head, whether a weight
+    [V, D] is the one that is served, in the format in which it is; none where no model is loaded.
     """
 
     shapes: Mapping[str, tuple[int, int]]
     is_tied: bool = False
-    weights: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    holds: Mapping[str, Callable[[Tensor], bool]] = field(default_factory=dict, compare=False, repr=False)
 
     def __getitem__(self, path: str) -> tuple[int, int]:
         return self.shapes[path]
@@ -78,15 +81,29 @@ def linear_sites(model: nn.Module, targets: tuple[str, ...]) -> list[Site]:
 def shapes_of(sites: list[Site]) -> Targets:
     """What adapters can say of a model with these sites, none of them wrapped yet."""
     shapes: dict[str, tuple[int, int]] = {}
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Tensor | QuantizedLinear] = {}
     for site in sites:
-        weight = site.module.weight
-        assert isinstance(weight, Tensor)
-        inputs = weight.shape[0 if isinstance(site.module, Embedding) else 1]
+        inputs, weight = _inputs_and_weight(site.module)
         shapes |= {part.path: (inputs, part.stop - part.start) for part in site.parts}
         weights |= {part.path: weight for part in site.parts if part.path in ("embed_tokens", "lm_head")}
     is_tied = len(weights) == 2 and weights["embed_tokens"] is weights["lm_head"]
-    return Targets(shapes, is_tied, weights)
+    return Targets(shapes, is_tied, {path: _holds(weight) for path, weight in weights.items()})
+
+
+def _inputs_and_weight(module: nn.Module) -> tuple[int, Tensor | QuantizedLinear]:
+    if isinstance(module, Int8Embedding):
+        return module.num_tokens, module.quantized
+    if isinstance(module, Int8Linear):
+        return module.in_features, module.quantized
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[0 if isinstance(module, Embedding) else 1], weight
+
+
+def _holds(weight: Tensor | QuantizedLinear) -> Callable[[Tensor], bool]:
+    if isinstance(weight, Tensor):
+        return lambda copy: torch.equal(copy.to(weight), weight)
+    return weight.holds
 
 
 def targets_of(spec: ModelSpec) -> Targets:

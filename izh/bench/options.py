@@ -86,6 +86,14 @@ class ImagesOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PerplexityOptions:
+    """All of `izh bench perplexity`."""
+
+    window_tokens: int = option(512, "tokens that are scored by themselves, as if nothing stood before them")
+    json: str | None = option(None, "also write the figures, machine and date to this file; default: no file")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RepeatOptions:
     """How often, and where to."""
 
@@ -105,8 +113,8 @@ class EmbedBenchChoice:
     peer: bool = option(True, "measure sentence-transformers and Infinity beside izh")
     infinity: str | None = option(
         None,
-        "Python interpreter of an environment with infinity-emb; default: the variable IZH_BENCH_INFINITY, else it "
-        "is reported missing",
+        "Python interpreter of an environment with infinity-emb; default: that of 'izh bench peers --set-up infinity'; "
+        "where there is none it is reported missing",
     )
 
 

@@ -1,11 +1,12 @@
-"""`izh bench throughput`: prefill and decode rates of the in-process engine, beside transformers in the same run.
+"""`izh bench throughput`: prefill and decode rates of the in-process engine, beside transformers in the same run, and
+beside itself with whole weights where they are quantized.
 
 Owns: which engines are measured at which batch sizes, and the table. How they are timed: `timing.py`.
 Must not know: how either engine works.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -35,6 +36,9 @@ def report(engine: EngineOptions, options: ThroughputOptions) -> int:
     source = resolve(engine.model, engine.revision)
     llm = LLM(**asdict(engine), quiet=True)
     contestants: list[Contestant] = [Izh(llm)]
+    if engine.quantization is not None:
+        unquantized = LLM(**asdict(replace(engine, quantization=None)), quiet=True)
+        contestants = [Izh(llm, f"izh {engine.quantization}"), Izh(unquantized, f"izh {engine.dtype}")]
     if options.peer:
         contestants.append(Transformers(source, engine))
     prompts = PromptSource(llm.tokenizer.vocab_size, llm.tokenizer.special_ids, options.prompt_tokens)

@@ -17,6 +17,7 @@ from izh.bench.options import (
     ImagesOptions,
     LoraOptions,
     MixedOptions,
+    PerplexityOptions,
     RerankBenchOptions,
     ThroughputOptions,
     TurnsOptions,
@@ -105,6 +106,13 @@ def bench_images(arguments: argparse.Namespace) -> int:
     from izh.bench.images import report
 
     return report(take(EngineOptions, arguments), take(ImagesOptions, arguments))
+
+
+def bench_perplexity(arguments: argparse.Namespace) -> int:
+    """Measure what 8 bits do to the predictions."""
+    from izh.bench.perplexity import report
+
+    return report(take(EngineOptions, arguments), take(PerplexityOptions, arguments))
 
 
 def bench_embed(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from izh.bench.options import (
     ImagesOptions,
     LoraOptions,
     MixedOptions,
+    PerplexityOptions,
     RerankBenchOptions,
     ThroughputOptions,
     TurnsOptions,
@@ -122,6 +123,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(images)
     add_flags(images, ImagesOptions, EngineOptions)
+    perplexity = _add(
+        benches,
+        "perplexity",
+        "[MODEL] [options]",
+        commands.bench_perplexity,
+        "how well a text is predicted, with the weights as they are and in 8 bits",
+    )
+    _add_model(perplexity)
+    add_flags(perplexity, PerplexityOptions, EngineOptions)
 
     embeds = _add(
         benches,

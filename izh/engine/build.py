@@ -61,8 +61,10 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
     settings = resolve(options, spec, num_values)
     ops = select(settings.device, settings.kernels)
     with _progress(quiet, "Compiling CPU kernels") as progress:
-        prepare(ops, settings.num_threads, progress)
-    model, fingerprint = load_decoder(source, spec, ops, settings.device, settings.dtype, quiet=quiet)
+        prepare(ops, settings.num_threads, progress, quantized=settings.quantization is not None)
+    model, fingerprint = load_decoder(
+        source, spec, ops, settings.device, settings.dtype, quiet=quiet, quantization=settings.quantization
+    )
     if settings.packs_weights:
         model.pack()
     adapters = Adapters.around(model, options, settings) if has_adapters else None

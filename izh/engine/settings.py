@@ -23,6 +23,7 @@ GIB = 1024**3
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CPU_KV_SHARE, _CPU_KV_MAX = 0.25, 4 * GIB  # of the memory left after the weights
 _PACKED_SHARE = 0.25  # of the memory left after the weights
+_INT8_SAVES = 3.7  # times less memory than fp32, the scales included
 _HOST_LORA_SHARE = 0.25  # of the memory that is free at start
 _GPU_KV_SHARE = 0.85  # the rest holds activations and the allocator's slack
 
@@ -36,6 +37,7 @@ class Settings:
     num_threads: int
     kernels: str
     packs_weights: bool
+    quantization: str | None
     max_model_len: int
     num_blocks: int
     lora_host_bytes: int
@@ -60,12 +62,15 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
     limits = _limits(options)
     # 5. A second copy of the weights, for prompts.
     can_pack = device.type == "cpu" and dtype == torch.float32 and kernels == "numba"
+    _check_quantization(options, device, dtype, kernels)
+    can_pack = can_pack and options.quantization is None
     packs_weights = _packs_weights(options, spec, can_pack)
     packed_bytes = projection_bytes(spec, dtype) if packs_weights else 0
+    held_bytes = int(weight_bytes(spec, dtype) / (1 if options.quantization is None else _INT8_SAVES))
     # 6. KV memory, from what the weights leave.
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
     feature_bytes = num_feature_values * dtype.itemsize
-    kv_bytes = _kv_bytes(options, weight_bytes(spec, dtype) + packed_bytes + feature_bytes, device)
+    kv_bytes = _kv_bytes(options, held_bytes + packed_bytes + feature_bytes, device)
     num_blocks = kv_bytes // block_bytes
     # 7. Host memory for adapters beyond the device's slots.
     lora_host_bytes = _lora_host_bytes(options)
@@ -77,6 +82,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
         num_threads=num_threads,
         kernels=kernels,
         packs_weights=packs_weights,
+        quantization=options.quantization,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         lora_host_bytes=lora_host_bytes,
@@ -128,8 +134,20 @@ def _packs_weights(options: EngineOptions, spec: ModelSpec, can_pack: bool) -> b
         free = psutil.virtual_memory().available - weight_bytes(spec, torch.float32)
         return can_pack and projection_bytes(spec, torch.float32) <= free * _PACKED_SHARE
     if options.pack_weights and not can_pack:
-        raise OptionError("--pack-weights is for --device cpu, --dtype fp32 and --kernels numba")
+        raise OptionError("--pack-weights is for --device cpu, --dtype fp32 and --kernels numba; no --quantization")
     return options.pack_weights
+
+
+def _check_quantization(options: EngineOptions, device: torch.device, dtype: torch.dtype, kernels: str) -> None:
+    if options.quantization is None:
+        return
+    if options.quantization != "int8":
+        raise OptionError(f"--quantization {options.quantization!r} is not known; int8 is")
+    if device.type != "cpu" or dtype != torch.float32 or kernels == "triton":
+        raise OptionError(
+            f"--quantization int8 is for --device cpu, --dtype fp32 and --kernels numba or reference; got {device}, "
+            f"{str(dtype).removeprefix('torch.')}, {kernels}"
+        )
 
 
 def _kv_bytes(options: EngineOptions, taken: int, device: torch.device) -> int:

@@ -27,6 +27,27 @@ class FrozenLinear(Protocol):
         ...
 
 
+class QuantizedLinear(Protocol):
+    """A linear layer that keeps its weight in 8 bits a value, and no other copy of it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weight takes, its scales included."""
+        ...
+
+    def __call__(self, x: Tensor, activation: Activation = "none") -> Tensor:
+        """x [T, K] float32 -> [T, N] = activation(x weight^T + bias), as `izh/kernels/int8.py` defines it."""
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """ids [n] int64 -> [n, K] float32: rows of the weight as this layer computes with them."""
+        ...
+
+    def holds(self, weight: Tensor) -> bool:
+        """True when it would be just the same, made of this weight [N, K]."""
+        ...
+
+
 @dataclass(frozen=True)
 class Ops:
     """One implementation of every op. Inputs are contiguous in their last dimension; rows may be strided views."""
@@ -72,6 +93,10 @@ class Ops:
     freeze_linear: Callable[[Tensor, Tensor | None], FrozenLinear]
     """freeze_linear(weight [N, K], bias [N] or None) -> a layer for weights that never change (an encoder's). It may
     hold a copy in another order, so the caller lets go of the weight. "gelu" is the exact one (erf)."""
+
+    quantize_linear: Callable[[Tensor, Tensor | None], QuantizedLinear]
+    """quantize_linear(weight [N, K], bias [N] or None) -> a layer with the weight in 8 bits, which the caller lets go
+    of; the bias is kept as it is. float32 on the CPU."""
 
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
     """layer_norm(x [T, N], weight [N], bias [N] or None, eps) -> [T, N] = (x - mean) / sqrt(variance + eps) * weight

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from izh.kernels.int8 import ACTIVATIONS, quantize_linear
 from izh.kernels.lora import add_lora
 from izh.kernels.ops import Activation, FrozenLinear, Ops
 
@@ -98,17 +99,9 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
     return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
 
 
-_ACTIVATIONS = {
-    "none": lambda x: x,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
 def freeze_linear(weight: Tensor, bias: Tensor | None) -> FrozenLinear:
     def apply(x: Tensor, activation: Activation = "none") -> Tensor:
-        return _ACTIVATIONS[activation](F.linear(x, weight, bias))
+        return ACTIVATIONS[activation](F.linear(x, weight, bias))
 
     return apply
 
@@ -151,6 +144,7 @@ REFERENCE = Ops(
     gelu_tanh_mul=gelu_tanh_mul,
     add_lora=add_lora,
     freeze_linear=freeze_linear,
+    quantize_linear=quantize_linear,
     layer_norm=layer_norm,
     add_layer_norm=add_layer_norm,
     packed_attention=packed_attention,

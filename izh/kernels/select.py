@@ -71,9 +71,12 @@ def _triton(device: torch.device) -> Ops:
     return TRITON
 
 
-def prepare(ops: Ops, num_threads: int, progress: Callable[[int, int], None] | None = None) -> None:
+def prepare(
+    ops: Ops, num_threads: int, progress: Callable[[int, int], None] | None = None, *, quantized: bool = False
+) -> None:
     """Give torch and the ops this many threads, and compile the CPU kernels not compiled yet, calling
-    `progress(done, total)`; Triton's compile when first called. Call it in the thread that will run the steps.
+    `progress(done, total)`; those for weights of 8 bits only if `quantized`. Triton's compile when first called. Call
+    it in the thread that will run the steps.
 
     Raises: OptionError for an impossible number of threads.
     """
@@ -84,5 +87,5 @@ def prepare(ops: Ops, num_threads: int, progress: Callable[[int, int], None] | N
     from izh.kernels.cpu.threads import set_num_threads
 
     set_num_threads(num_threads)
-    warm_up(progress)
+    warm_up(progress, quantized=quantized)
     set_num_threads(num_threads)  # numba, when it starts its threads, gives an OpenMP shared with torch all of them

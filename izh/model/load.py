@@ -17,6 +17,7 @@ from izh.kernels.ops import Ops
 from izh.model.decoder import Decoder
 from izh.model.families import family_of
 from izh.model.gguf import read_gguf
+from izh.model.quantize import Quantizer
 from izh.model.source import ModelSource
 from izh.model.spec import ModelSpec
 from izh.model.weights import Safetensors, TensorSource, fill
@@ -51,8 +52,9 @@ def load_decoder(
     device: torch.device | str,
     dtype: torch.dtype,
     quiet: bool = False,
+    quantization: str | None = None,
 ) -> tuple[Decoder, bytes]:
-    """The decoder with its weights, and the weights' fingerprint for cache keys.
+    """The decoder with its weights, in 8 bits for a `quantization` of "int8", and their fingerprint for cache keys.
 
     Progress goes to stderr unless `quiet`. Raises ModelLoadError naming the tensor at fault.
     """
@@ -64,9 +66,13 @@ def load_decoder(
     else:
         tensors = Safetensors(source.path)
         family = family_of(_raw_config(source.path)["model_type"])
-    fill(decoder, spec, family, tensors, quiet)
+    quantizer = None if quantization is None else Quantizer(decoder)
+    fill(decoder, spec, family, tensors, quiet, (lambda parameter: None) if quantizer is None else quantizer.take)
     read_gguf.cache_clear()
-    return decoder, tensors.fingerprint()
+    if quantizer is None:
+        return decoder, tensors.fingerprint()
+    quantizer.finish()
+    return decoder, b"int8:" + tensors.fingerprint()
 
 
 def _raw_config(directory: Path) -> dict[str, Any]:

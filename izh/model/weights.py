@@ -10,7 +10,7 @@ unknown or of the wrong shape is an error that names it.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,29 +69,37 @@ def places(family: Family, spec: ModelSpec, parameters: dict[str, nn.Parameter])
     return result
 
 
-def fill(decoder: nn.Module, spec: ModelSpec, family: Family, source: TensorSource, quiet: bool = False) -> None:
-    """Copy every tensor of `source` into the decoder, converting the dtype on the way.
+def fill(
+    decoder: nn.Module,
+    spec: ModelSpec,
+    family: Family,
+    source: TensorSource,
+    quiet: bool = False,
+    after: Callable[[str], None] = lambda parameter: None,
+) -> None:
+    """Copy every tensor of `source` into the decoder, converting the dtype on the way. `after` is told of each
+    parameter once it is whole, and may take it away, except for the embedding.
 
     Raises ModelLoadError naming the first tensor that has the wrong shape or that the decoder has no place for, or the
     ones that never came.
     """
-    parameters = dict(decoder.named_parameters())
-    wanted = places(family, spec, parameters)
+    wanted = places(family, spec, dict(decoder.named_parameters()))
     unwritten = dict.fromkeys(wanted)
+    missing_parts = Counter(place.parameter for place in wanted.values())
     for full_name, tensor in _with_progress(source, quiet):
         name = _without_prefix(full_name, family)
         if name is None or name.endswith("rotary_emb.inv_freq"):  # a buffer that old checkpoints carry along
             continue
         if name == "lm_head.weight" and spec.tie_word_embeddings:
             assert "embed_tokens.weight" not in unwritten, "sources stream the output head last"
-            _check_tied(source, full_name, tensor, parameters["embed_tokens.weight"])
+            _check_tied(source, full_name, tensor, decoder.get_parameter("embed_tokens.weight"))
             continue
         place = wanted.get(name)
         if place is None:
             raise ModelLoadError(f"{source.label}: tensor {full_name!r} has no place in a {spec.model_type} model")
         if name not in unwritten:
             raise ModelLoadError(f"{source.label}: tensor {full_name!r} comes twice")
-        target = parameters[place.parameter].narrow(0, place.start, place.count)
+        target = decoder.get_parameter(place.parameter).narrow(0, place.start, place.count)
         if tensor.shape != target.shape:
             raise ModelLoadError(
                 f"{source.label}: tensor {full_name!r} has shape {list(tensor.shape)}, "
@@ -99,6 +107,9 @@ def fill(decoder: nn.Module, spec: ModelSpec, family: Family, source: TensorSour
             )
         target.copy_(tensor if place.offset == 0.0 else tensor.float() + place.offset)
         del unwritten[name]
+        missing_parts[place.parameter] -= 1
+        if not missing_parts[place.parameter]:
+            after(place.parameter)
     if unwritten:
         missing = list(unwritten)
         raise ModelLoadError(

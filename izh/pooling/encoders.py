@@ -142,7 +142,7 @@ class DecoderEncoder:
 
 def _paged(decoder: Decoder, token_ids: Tensor, starts: Tensor) -> tuple[Batch, list[tuple[Tensor, Tensor]]]:
     """Whole sequences as one step over pages of their own, which live as long as the step."""
-    weight = decoder.embed_tokens.weight
+    weight = decoder.norm.weight
     device, spec = weight.device, decoder.spec
     lens = starts.diff().tolist()
     positions = torch.cat([torch.arange(n) for n in lens])

@@ -48,6 +48,7 @@ def test_commands() -> None:
         "bench lora",
         "bench turns",
         "bench images",
+        "bench perplexity",
     }
     expected = {"serve", "run", "chat", "embed", "rerank", "features", "fetch", "version"} | benches
     assert set(commands()) == {f"izh {name}" for name in expected}

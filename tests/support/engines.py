@@ -30,7 +30,9 @@ def load(source: ModelSource, **options: object) -> Loaded:
     spec = load_spec(source)
     settings = resolve(EngineOptions(kv_cache_gb=0.5, **options), spec)
     ops = select(settings.device, settings.kernels)
-    model, fingerprint = load_decoder(source, spec, ops, settings.device, settings.dtype, quiet=True)
+    model, fingerprint = load_decoder(
+        source, spec, ops, settings.device, settings.dtype, quiet=True, quantization=settings.quantization
+    )
     if settings.packs_weights:
         model.pack()
     return Loaded(settings, model, fingerprint)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from izh.kernels.cpu import attention, elementwise, frozen, layer_norm, linear, lora, packed_attention
+from izh.kernels.cpu import attention, elementwise, frozen, layer_norm, linear, linear_int8, lora, packed_attention
 from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
 
@@ -23,6 +23,7 @@ NUMBA = Ops(
     gelu_tanh_mul=elementwise.gelu_tanh_mul,
     add_lora=lora.add_lora,
     freeze_linear=frozen.freeze_linear,
+    quantize_linear=linear_int8.quantize_linear,
     layer_norm=layer_norm.layer_norm,
     add_layer_norm=layer_norm.add_layer_norm,
     packed_attention=packed_attention.packed_attention,
@@ -32,8 +33,9 @@ NUMBA = Ops(
 )
 
 
-def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
-    """Compile every kernel, or load it from the cache on disk, and start the threads.
+def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bool = False) -> None:
+    """Compile every kernel, those for 8 bits only if `quantized`, or load it from the cache on disk, and start the
+    threads.
 
     Calls `progress(done, total)` before the first kernel and after each. Cold, all take some ten to twenty seconds.
     """
@@ -54,6 +56,8 @@ def warm_up(progress: Callable[[int, int], None] | None = None) -> None:
         lambda: NUMBA.add_lora(row, row, row[None, None], b, (0, 8), one[None], rows),
         lambda: lora.linear_lora(row, weight, None, row[None, None], b, (0, 8), one[None], rows),
     ]
+    if quantized:
+        calls.append(lambda: NUMBA.quantize_linear(row, None)(row))
     for done, call in enumerate([None, *calls]):
         if call is not None:
             call()
