@@ -40,6 +40,7 @@ def serve(arguments: argparse.Namespace) -> int:
     engine, server = take(EngineOptions, arguments), take(ServerOptions, arguments)
     if engine.model == "demo":
         server = replace(server, embedder=server.embedder or "demo", reranker=server.reranker or "demo")
+        server = replace(server, vision=server.vision or "demo")
     Server(AsyncLLM(engine), server).run()
     return 0
 

@@ -8,12 +8,17 @@ import math
 import time
 from collections.abc import Callable
 
+import numpy as np
+from PIL import Image
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from izh.errors import NotFoundError
 from izh.llm import LLM
+from izh.model.demo import demo_vision
+from izh.multimodal import VisionPath
 from izh.request import SamplingParams
 
 STORY = "Once upon a time, in a small village by the sea, there lived"
@@ -23,6 +28,12 @@ MESSAGES = (  # for each adapter, one that it is made for
     "How do I make coffee?",
     "Chiara Moretti from Salzburg turned 34 in March.",
     "The tent does not fit, how can I send it back to you?",
+)
+LOOKED_AT: tuple[
+    tuple[str, tuple[str, ...]], ...
+] = (  # pictures that lie beside the demo's eyes, each with what is asked about it
+    ("digit.png", ("What digit is this?", "Which number do you see?")),
+    ("shapes.png", ("What colour is the shape?", "Which shape do you see?", "Where is the shape?")),
 )
 
 
@@ -38,6 +49,7 @@ def tour(llm: LLM) -> int:
         ("Streaming: text as it is made", streaming),
         ("A batch: many prompts at once", batching),
         ("Adapters: one prompt, several adapters, one batch", adapters),
+        ("Images in the prompt", images),
     )
     for title, stop in stops:
         console.rule(title, align="left")
@@ -154,6 +166,54 @@ def adapters(llm: LLM, console: Console) -> None:
         table.add_row(escape(message), *(next(texts) for _ in range(1 + len(ADAPTERS))))
     console.print(table)
     console.print(f"{len(asked)} requests, {len(ADAPTERS)} adapters and the base model, in one batch")
+
+
+def images(llm: LLM, console: Console) -> None:
+    """Pictures that the demo's eyes were not trained on, through its encoder into the prompts of one batch."""
+    if llm.options.model != "demo":
+        console.print("skipped: the pictures shown here are for the demo model, whose eyes know digits and shapes")
+        return
+    eyes = VisionPath.load(demo_vision(), llm.tokenizer)
+    pictures, prompts = [], []
+    for name, questions in LOOKED_AT:
+        with Image.open(demo_vision() / name) as file:
+            pictures.append(file.convert("RGB"))
+        prepared = eyes.prepare(pictures[-1:])
+        rows = eyes.encode(prepared)
+        for question in questions:
+            parts = [{"type": "image"}, {"type": "text", "text": question}]
+            prompts.append(eyes.lay_out([{"role": "user", "content": parts}], prepared).prompt(rows))
+    answers = llm.generate(
+        [prompt.token_ids for prompt in prompts],
+        SamplingParams(temperature=0, max_tokens=16),
+        features=[prompt.features() for prompt in prompts],
+        progress=False,
+    )
+    texts = iter(_shown(answer.outputs[0].text) for answer in answers)
+    table = Table("image", "question", "answer", show_lines=True)
+    for picture, (_, questions) in zip(pictures, LOOKED_AT, strict=True):
+        table.add_row(_drawn(picture), "\n".join(questions), "\n".join(next(texts) for _ in questions))
+    console.print(table)
+    console.print(f"an image is {eyes.encoder.config.num_patches} tokens of its prompt")
+
+
+def _drawn(picture: Image.Image) -> Text:
+    """The picture in 16 columns and 8 lines: the more a character fills, the farther its pixel is from the ground."""
+    pixels = np.asarray(picture.resize((16, 8), Image.Resampling.BOX)).astype(int)
+    ground = pixels[0, 0]
+    farthest = max(1, np.abs(pixels - ground).max())
+    text = Text("\n").join(
+        Text().join(
+            Text(
+                " \u2591\u2592\u2593\u2588"[np.abs(pixel - ground).max() * 4 // farthest],
+                "rgb({},{},{})".format(*pixel),
+            )
+            for pixel in line
+        )
+        for line in pixels
+    )
+    text.stylize("on rgb({},{},{})".format(*ground))
+    return text
 
 
 def _piece(llm: LLM, token_id: int) -> str:

@@ -62,6 +62,7 @@ def test_the_tour_shows_every_stop(capsys: pytest.CaptureFixture[str], checkpoin
     assert "finish_reason stop" in text
     assert "8 of 8 answers identical" in " ".join(text.split())
     assert "skipped: adapter 'pirate' is not loaded here" in " ".join(text.split())
+    assert "skipped: the pictures shown here are for the demo model" in " ".join(text.split())
     cached = [line for line in text.splitlines() if "of them cached" in line]
     assert " 0 of them cached" in cached[0]
     assert " 0 of them cached" not in cached[1]
