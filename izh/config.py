@@ -111,10 +111,6 @@ class ServerOptions:
         None,
         "directory of a trained VisionPath, through which a text model sees, or 'demo'; default: none, but the demo's",
     )
-    vision: str | None = option(
-        None,
-        "directory of a trained VisionPath, through which a text model sees, or 'demo'; default: none, but the demo's",
-    )
     max_images: int = option(16, "images in one request")
     max_image_mb: float = option(16.0, "largest image as it is sent (compressed, before base64), in MiB")
     max_image_pixels: int = option(36_000_000, "largest image in pixels, by what its header says, before it is decoded")

@@ -49,11 +49,6 @@ def demo_vision() -> Path:
     return Path(__file__).parents[1] / "demo_vision"
 
 
-def demo_vision() -> Path:
-    """Where the demo model's eyes lie (see examples/vision): a directory for VisionPath, with pictures to show."""
-    return Path(__file__).parents[1] / "demo_vision"
-
-
 def convert(gguf_path: Path, directory: Path) -> None:
     """Write the GGUF model as an HF checkpoint into `directory`: float32 safetensors, config, tokenizer, template."""
     from rich.console import Console
