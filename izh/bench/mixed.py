@@ -235,12 +235,17 @@ def table(figures: Sequence[Figure], document: dict[str, Any]) -> Table:
     out = Table(
         title=f"{document['model']} {document['dtype']}, all at once for {options['seconds']:g} s",
         caption=f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}; {document['date']}",
+        pad_edge=False,
     )
-    out.add_column("kind")
-    for heading in ("clients", "requests", "not as\nalone", "p50", "p99", "first token\np50", "first token\np99"):
+    out.add_column("kind", no_wrap=True)
+    for heading in ("clients", "answers", "not as\nalone", "p50", "p99", "first\np50", "token\np99"):
         out.add_column(heading, justify="right")
     for each in figures:
         times = (each.p50_s, each.p99_s, each.first_p50_s, each.first_p99_s)
-        cells = ["" if seconds is None else f"{1000 * seconds:.0f} ms" for seconds in times]
+        cells = ["" if seconds is None else _shown(seconds) for seconds in times]
         out.add_row(each.kind, str(each.clients), str(each.requests), str(each.different), *cells)
     return out
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 
+from izh.bench.peers.catalogue import Environments, how_to_set_up
 from izh.config import EngineOptions, ServerOptions
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import IzhError, OptionError
@@ -25,11 +26,6 @@ from izh.server.app import Server
 
 INFINITY_NAME = "model"
 """What Infinity calls the model it serves."""
-INFINITY_VARIABLE = "IZH_BENCH_INFINITY"
-HOW_TO_INSTALL_INFINITY = (
-    "python -m venv infinity && infinity/bin/pip install 'infinity-emb[server,torch]' 'torch>=2.11,<2.14' "
-    f"'transformers<4.49' 'optimum<2' 'click<8.2' && export {INFINITY_VARIABLE}=$PWD/infinity/bin/python"
-)
 _INFINITY = "from infinity_emb.cli import cli; cli()"  # what its command does
 _STOP_S, _START_S = 30, 180
 
@@ -76,17 +72,15 @@ def _serve(pipe: Connection, engine: EngineOptions, options: ServerOptions) -> N
 
 
 def find_infinity(named: str | None) -> tuple[str | None, str | None]:
-    """The interpreter that has Infinity, or why there is none."""
-    python = named or os.environ.get(INFINITY_VARIABLE)
-    if python is None:
-        return None, f"missing: {HOW_TO_INSTALL_INFINITY}"
+    """The interpreter that has Infinity, or why there is none. `named` None: that of the peers' environments."""
+    python = str(Environments(None).python("infinity")) if named is None else named
     try:
         asked = subprocess.run([python, "-c", "import infinity_emb"], capture_output=True, text=True, check=False)
     except OSError as error:
-        return None, f"missing: cannot run {python} ({error.strerror}); {HOW_TO_INSTALL_INFINITY}"
+        return None, f"missing: cannot run {python} ({error.strerror}); {how_to_set_up('infinity')}"
     if asked.returncode != 0:
         last = asked.stderr.strip().splitlines()[-1:] or [f"exit status {asked.returncode}"]
-        return None, f"missing: {python} cannot import infinity_emb ({last[0]}); {HOW_TO_INSTALL_INFINITY}"
+        return None, f"missing: {python} cannot import infinity_emb ({last[0]}); {how_to_set_up('infinity')}"
     return python, None
 
 

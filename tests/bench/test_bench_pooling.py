@@ -9,11 +9,12 @@ import encoders_made
 import pytest
 import tiny_checkpoint
 
-from izh.bench import embed, pooling, rerank
+from izh.bench import embed, pooling, rerank, served
 from izh.bench.clients import ask_all
 from izh.bench.options import EmbedBenchOptions, RerankBenchOptions
+from izh.bench.peers.catalogue import Environments
 from izh.bench.pooling import quantile, take_turns
-from izh.bench.served import HOW_TO_INSTALL_INFINITY, find_infinity, infinity_server, izh_server
+from izh.bench.served import find_infinity, infinity_server, izh_server
 from izh.bench.texts import MIXED, SHORT
 from izh.config import EngineOptions, ServerOptions
 from izh.errors import OptionError
@@ -106,14 +107,17 @@ def test_embeddings_offline_and_over_http(
 def test_peers_that_are_not_there_are_named_with_the_way_to_get_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folders: Path
 ) -> None:
-    monkeypatch.delenv("IZH_BENCH_INFINITY", raising=False)
     monkeypatch.setattr(pooling, "find_spec", lambda name: None)
-    assert find_infinity(None) == (None, f"missing: {HOW_TO_INSTALL_INFINITY}")
-    monkeypatch.setenv("IZH_BENCH_INFINITY", sys.executable)
+    monkeypatch.setattr(served, "Environments", lambda root: Environments(str(tmp_path)))
     python, why = find_infinity(None)
     assert python is None
+    assert why is not None
+    assert f"missing: cannot run {tmp_path}" in why
+    assert why.endswith("izh bench peers --set-up infinity")
+    python, why = find_infinity(sys.executable)
+    assert python is None
+    assert why is not None
     assert "No module named 'infinity_emb'" in why
-    assert find_infinity(str(tmp_path / "no"))[0] is None
     options = EmbedBenchOptions(embedder=str(folders / "embedder"), sentences=2, repeats=1, http=False)
     assert embed.report(engine(folders), options) == 0
     cells = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]

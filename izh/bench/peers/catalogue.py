@@ -47,7 +47,10 @@ PEERS = {
     "sentence-transformers": Peer(
         distribution="sentence-transformers", requirements=("sentence-transformers>=5.7", TORCH)
     ),
-    "infinity": Peer(distribution="infinity-emb", requirements=("infinity-emb[server,torch]", TORCH)),
+    "infinity": Peer(  # with newer ones of these its command does not start
+        distribution="infinity-emb",
+        requirements=("infinity-emb[server,torch]", "transformers<4.49", "optimum<2", "click<8.2", TORCH),
+    ),
 }
 assert tuple(PEERS) == PEER_NAMES
 
