@@ -1,6 +1,9 @@
 """The real `openai` client sends images to the real server, and gets what the engine alone gives for them."""
 
 import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import adapters_made
 import httpx
@@ -25,11 +28,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(folder, tmp_path_factory):
+def eyes(folder):
+    return seeing.path(folder)
+
+
+@pytest.fixture(scope="module")
+def url(folder, eyes, tmp_path_factory):
     adapter = tmp_path_factory.mktemp("adapter")
     adapters_made.make(folder, adapter, 3)
     llm = AsyncLLM(model=str(folder), kv_cache_gb=0.02, num_threads=1, lora=(f"blue={adapter}",))
-    with serving(llm, multimodal_processor=seeing.path(folder), max_images=3) as url:
+    with serving(llm, multimodal_processor=eyes, max_images=3) as url:
         yield url
 
 
@@ -128,6 +136,42 @@ def test_a_repeated_image_is_found_again_and_other_pixels_are_not(client, http):
     assert again >= 32  # the image and more
     assert first < 16
     assert cached(51) == first
+
+
+def test_text_is_answered_while_images_are_encoded_and_what_waits_is_encoded_in_one_call(
+    client, http, eyes, monkeypatch
+):
+    may_encode, calls, encode = threading.Event(), [], eyes.encode
+
+    def slow(images):
+        calls.append((len(images), threading.current_thread().name))
+        assert may_encode.wait(60)
+        return encode(images)
+
+    def num_queries():
+        lines = http.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith("izh:mm_cache_queries_total")).rpartition(" ")[2])
+
+    def until(condition):
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    monkeypatch.setattr(eyes, "encode", slow)
+    before = num_queries()
+    with ThreadPoolExecutor(4) as clients:
+        asked = [[user(image(uri(picture(seed))), text("hello"))] for seed in range(80, 84)]
+        answers = [clients.submit(ask, client, asked[0])]
+        until(lambda: calls)
+        answers += [clients.submit(ask, client, each) for each in asked[1:]]
+        until(lambda: num_queries() == before + 4)
+        assert ask(client, [user(text("hello"))]).usage.completion_tokens == 12
+        assert not any(answer.done() for answer in answers)
+        may_encode.set()
+        assert [answer.result().usage.completion_tokens for answer in answers] == [12] * 4
+    assert [count for count, _ in calls] == [1, 3]
+    assert {name.rpartition("_")[0] for _, name in calls} == {"izh-encode"}
 
 
 def test_images_text_and_adapters_in_one_batch_are_each_as_alone(url, client):

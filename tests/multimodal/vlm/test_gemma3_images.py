@@ -6,49 +6,13 @@ import engines
 import pytest
 import torch
 import vision_oracle
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
-NAMES = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-VISION = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 24,
-    "patch_size": 6,
-    "vision_use_head": False,
-}
-NUM_ROWS = 4
-
-
-def made(folder, **processing):
-    tokenizer = vision_oracle.tokenizer("<start_of_image>", **NAMES)
-    start, end, row = tokenizer.convert_tokens_to_ids(list(NAMES.values()))
-    config = Gemma3Config(
-        vision_config=VISION,
-        text_config=vision_oracle.TEXT
-        | {
-            "vocab_size": len(tokenizer),
-            "head_dim": 16,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "sliding_window": 3,  # less than an image has rows
-            "query_pre_attn_scalar": 20,
-        },
-        mm_tokens_per_image=NUM_ROWS,
-        boi_token_index=start,
-        eoi_token_index=end,
-        image_token_index=row,
-    )
-    images = Gemma3ImageProcessorPil(size={"height": 24, "width": 24}, **processing)
-    options = {"image_seq_length": NUM_ROWS}
-    return vision_oracle.make(folder, Gemma3ForConditionalGeneration, config, tokenizer, images, options)
+import vlms
+from vlms import GEMMA3_ROWS
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("gemma3"))
+    return vlms.gemma3(tmp_path_factory.mktemp("gemma3"))
 
 
 def rows(model, inputs):
@@ -75,7 +39,7 @@ def prompt_of(case, name):
 
 def test_an_image_that_no_step_has_room_for_ends_as_that_requests_error(case):
     prompt = prompt_of(case, "one image")
-    done = engines.run(case.engine(NUM_ROWS + 1), vision_oracle.request("a", prompt))["a"]
+    done = engines.run(case.engine(GEMMA3_ROWS + 1), vision_oracle.request("a", prompt))["a"]
     assert done.finish.reason == "error"
     assert done.finish.param == "features.image_rows"
     assert "4 rows side by side" in done.finish.error
@@ -85,7 +49,7 @@ def test_a_cached_prefix_may_end_inside_an_image(case):
     """The block with the image's first rows is found again, the one with the last is not full: it is computed."""
     prompt = prompt_of(case, "two sizes in text")
     first = min(prompt.image_rows)
-    length = first + NUM_ROWS
+    length = first + GEMMA3_ROWS
     assert first % 4, "a block of 4 ends inside the image"
     assert length % 4, "and the next is not full"
     prompt = replace(
@@ -121,7 +85,7 @@ def test_rows_of_an_image_see_those_after_them(case):
 
 
 def test_crops_of_a_long_image_have_rows_of_their_own(tmp_path):
-    case = made(
+    case = vlms.gemma3(
         tmp_path,
         do_pan_and_scan=True,
         pan_and_scan_min_crop_size=20,
@@ -130,7 +94,7 @@ def test_crops_of_a_long_image_have_rows_of_their_own(tmp_path):
     )
     (prepared,) = case.vision.prepare([vision_oracle.picture(90, 24)])
     assert torch.is_tensor(prepared.tensors["pixel_values"])
-    assert prepared.num_rows == NUM_ROWS * len(prepared.tensors["pixel_values"])
+    assert prepared.num_rows == GEMMA3_ROWS * len(prepared.tensors["pixel_values"])
 
 
 def test_images_and_text_in_one_batch_are_what_each_is_alone(case):
