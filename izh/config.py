@@ -98,6 +98,10 @@ class KernelOptions:
     num_threads: int | None = option(None, "CPU threads of the engine; default: the cores this process may use")
 
 
+RESIDENT = "resident"
+"""What --reranker says when the generator itself is to rerank."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """The HTTP face."""
@@ -125,10 +129,14 @@ class ServerOptions:
         None, "directory that images may be read from, as file URLs; default: none, no file is read"
     )
     embedder: str | None = option(
-        None, "directory of a model for /v1/embeddings, or 'demo' (all-MiniLM-L6-v2); default: none, but the demo's"
+        None,
+        "directory of a model for /v1/embeddings, or 'demo' (all-MiniLM-L6-v2); default: the demo's beside the demo, "
+        "else the generator embeds",
     )
     reranker: str | None = option(
-        None, "directory of a cross-encoder for /v1/rerank and /v1/score, or 'demo'; default: none, but the demo's"
+        None,
+        "directory of a cross-encoder for /v1/rerank and /v1/score, or 'demo', or 'resident': the generator judges "
+        "(Qwen3-Reranker); default: none, but the demo's",
     )
     pool_max_wait_ms: float = option(0.0, "milliseconds that embeddings and reranks may wait for others to join them")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
-from izh.config import ServerOptions
+from izh.config import RESIDENT, ServerOptions
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import OptionError
 from izh.logs import configure_logging
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from izh.multimodal.seam import MultimodalProcessor
     from izh.pooling.service import PoolingService
     from izh.server.images import Images
+    from izh.server.resident import Resident
 
 _GENERATION = (completions, adapters)
 _CONVERSATION = (chat, tokenize, health)
@@ -151,6 +152,7 @@ class Server:
         await asyncio.gather(self.engine.start(), self._load_services())
         if self.multimodal_processor is None:
             self.multimodal_processor = await asyncio.to_thread(_load_eyes, self.engine, self.options)
+        self._services.resident = await asyncio.to_thread(_resident, self.engine, self.options, self._services)
         taken = {self.engine.info.name, *self.engine.info.adapters}
         if doubled := taken.intersection(self._services.names):
             raise OptionError(f"two models here are named {doubled.pop()!r}; choose another --served-model-name")
@@ -159,7 +161,7 @@ class Server:
         """Load the models that the options name, unless they were set."""
         if self.embedder is None and self.options.embedder is not None:
             self.embedder = await asyncio.to_thread(_load_embedder, self.options)
-        if self.reranker is None and self.options.reranker is not None:
+        if self.reranker is None and self.options.reranker not in (None, RESIDENT):
             self.reranker = await asyncio.to_thread(_load_reranker, self.options)
 
     def _build(self) -> FastAPI:
@@ -190,6 +192,12 @@ def _load_eyes(engine: AsyncLLM, options: ServerOptions) -> "MultimodalProcessor
     from izh.server.eyes import load_eyes  # torch comes with it
 
     return load_eyes(engine.info.path, engine.tokenizer, options.vision)
+
+
+def _resident(engine: AsyncLLM, options: ServerOptions, services: Services) -> "Resident":
+    from izh.server.resident import Resident  # torch comes with it
+
+    return Resident(engine, reranks=options.reranker == RESIDENT, metrics=services.metrics)
 
 
 def _load_embedder(options: ServerOptions) -> "PoolingService":

@@ -20,9 +20,19 @@ def routes(engine: AsyncLLM, services: Services) -> APIRouter:
             "root": engine.info.path if adapter is None else str(adapter),
             "parent": None if adapter is None else engine.info.name,
             "max_model_len": engine.info.max_model_len,
-            "tasks": ["generate"],
+            "tasks": tasks(),
             "input_modalities": ["text"] if services.images is None else ["text", "image"],
         }
+
+    def tasks() -> list[str]:
+        """What the generator does: with or without an adapter the same."""
+        resident = services.resident
+        can = {
+            "generate": engine.info.generates,
+            "embed": resident is not None,
+            "rerank": resident is not None and resident.reranks,
+        }
+        return [task for task, does in can.items() if does]
 
     def service(name: str) -> dict[str, Any]:
         found, tasks = services.named(name)

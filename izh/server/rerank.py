@@ -8,11 +8,12 @@ import asyncio
 import uuid
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from izh.errors import RequestError
 from izh.server.schema_pooling import RerankBody, ScoreBody
 from izh.server.services import Services
+from izh.server.sse import while_connected
 
 
 def routes(services: Services) -> APIRouter:
@@ -20,16 +21,17 @@ def routes(services: Services) -> APIRouter:
 
     @router.post("/rerank")
     @router.post("/v1/rerank")
-    async def rerank(body: RerankBody) -> dict[str, Any]:
-        return await _rerank(services, body, True if body.return_documents is None else body.return_documents)
+    async def rerank(body: RerankBody, request: Request) -> dict[str, Any]:
+        answer = _rerank(services, body, True if body.return_documents is None else body.return_documents)
+        return await while_connected(request.receive, answer)
 
     @router.post("/v2/rerank")
-    async def rerank_v2(body: RerankBody) -> dict[str, Any]:
-        return await _rerank(services, body, bool(body.return_documents))
+    async def rerank_v2(body: RerankBody, request: Request) -> dict[str, Any]:
+        return await while_connected(request.receive, _rerank(services, body, bool(body.return_documents)))
 
     @router.post("/score")
     @router.post("/v1/score")
-    async def score(body: ScoreBody) -> dict[str, Any]:
+    async def score(body: ScoreBody, request: Request) -> dict[str, Any]:
         service = services.for_reranking(body.model)
         queries, documents = _pairs(body.text_1, body.text_2)
         # One query with many documents is one call; many pairs are many, which the service batches together.
@@ -38,16 +40,19 @@ def routes(services: Services) -> APIRouter:
             if len(set(queries)) == 1
             else [(query, [document]) for query, document in zip(queries, documents, strict=True)]
         )
-        answers = await asyncio.gather(
-            *(
-                service.scores(
-                    query,
-                    texts,
-                    raw_scores=body.raw_scores,
-                    truncate_prompt_tokens=body.truncate_prompt_tokens,
+        answers = await while_connected(
+            request.receive,
+            asyncio.gather(
+                *(
+                    service.scores(
+                        query,
+                        texts,
+                        raw_scores=body.raw_scores,
+                        truncate_prompt_tokens=body.truncate_prompt_tokens,
+                    )
+                    for query, texts in calls
                 )
-                for query, texts in calls
-            )
+            ),
         )
         scores = [score for found, _ in answers for score in found]
         num_tokens = sum(count for _, count in answers)

@@ -1,4 +1,4 @@
-"""The models beside the generator: which there are, and which one a request means.
+"""The models beside the generator, and what the generator does besides: which there are, and which one a request means.
 
 Owns: Services. Must not know: routes, what a service computes.
 """
@@ -13,25 +13,30 @@ from izh.server.errors import shown
 if TYPE_CHECKING:
     from izh.pooling.service import PoolingService
     from izh.server.images import Images
+    from izh.server.resident import Resident
 
 
 @dataclass
 class Services:
-    """What `Server.embedder`, `Server.reranker` and `Server.multimodal_processor` were set to."""
+    """What `Server.embedder`, `Server.reranker` and `Server.multimodal_processor` were set to. `resident` is the
+    generator, as what embeds and reranks; it is there once the engine is."""
 
     embedder: "PoolingService | None" = None
     reranker: "PoolingService | None" = None
     images: "Images | None" = None
+    resident: "Resident | None" = None
     metrics: PoolingMetrics = field(default_factory=PoolingMetrics)
     """What embedder and reranker count."""
 
     def for_embeddings(self, model: str | None) -> "PoolingService":
-        """Raises NotFoundError when nothing embeds here, or not by this name."""
-        return _named(self.embedder, model, "embeddings", "--embedder DIR")
+        """By name; without one the embedder, or the generator if there is none. Raises NotFoundError when nothing
+        embeds here, or not by this name."""
+        return _named(self.embedder, self.resident, "embed", model)
 
     def for_reranking(self, model: str | None) -> "PoolingService":
-        """Raises NotFoundError when nothing reranks here, or not by this name."""
-        return _named(self.reranker, model, "reranking", "--reranker DIR")
+        """As `for_embeddings`; the generator only reranks if it was told to."""
+        judge = self.resident if self.resident is not None and self.resident.reranks else None
+        return _named(self.reranker, judge, "rerank", model)
 
     @property
     def names(self) -> list[str]:
@@ -51,11 +56,21 @@ class Services:
                 service.close()
 
 
-def _named(service: "PoolingService | None", model: str | None, task: str, flag: str) -> "PoolingService":
-    if service is None:
-        raise NotFoundError(f"no model for {task} is served here; start the server with {flag}", "model")
-    if model is not None and model != service.model_name:
-        raise NotFoundError(
-            f"model {shown(model)} is not served here for {task}; served: {service.model_name!r}", "model"
-        )
-    return service
+_TASKS = {"embed": ("embeddings", "--embedder DIR"), "rerank": ("reranking", "--reranker DIR")}
+
+
+def _named(
+    beside: "PoolingService | None", resident: "Resident | None", task: str, model: str | None
+) -> "PoolingService":
+    """The service of that name among a model beside the generator and the generator with its adapters."""
+    if beside is not None and model in (None, beside.model_name):
+        return beside
+    if resident is not None and (model is None or model in resident.names):
+        return resident.embedder(model) if task == "embed" else resident.reranker(model)
+    what, flag = _TASKS[task]
+    served = ([] if beside is None else [beside.model_name]) + ([] if resident is None else resident.names)
+    if not served:
+        raise NotFoundError(f"no model for {what} is served here; start the server with {flag}", "model")
+    raise NotFoundError(
+        f"model {shown(model)} is not served here for {what}; served: {', '.join(map(repr, served))}", "model"
+    )

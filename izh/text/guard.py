@@ -15,7 +15,7 @@ that the tokenizer gives with its control tokens switched off, except where the 
 import re
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken
@@ -75,6 +75,11 @@ class Guard:
             next(following) if token_id == split_id else token_id
             for token_id in self._encode(plain, self._split.join(pieces)).ids
         ]
+
+    def plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts that somebody typed, whatever they spell."""
+        encodings = self._without_control_tokens().encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def _found(self, text: str, place_id: int | None) -> list[tuple[int, int, int]]:
         """Where the template wrote a control token, and where a place is: start, stop and id, in order."""

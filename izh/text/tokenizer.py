@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from izh.errors import ModelLoadError, RequestError
 from izh.text.detokenizer import detokenizer
+from izh.text.encoding import EncoderTokenizer
 from izh.text.guard import Guard
 from izh.text.messages import template_messages
 from izh.text.pieces import Pieces
@@ -72,6 +73,19 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:  # the library's word for a lone surrogate, which JSON can spell
             raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from error
+
+    def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text as it stands: nothing is added, and what it spells of control tokens stays text.
+
+        Raises RequestError for text that is no valid Unicode."""
+        try:
+            return self._guard.plain(texts)
+        except TypeError as error:
+            raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from error
+
+    def encoder(self) -> EncoderTokenizer:
+        """This tokenizer, for texts that are embedded: many at once, and cut where that is asked for."""
+        return EncoderTokenizer(self._hf)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`: exactly what an incremental detokenizer gives for them.
