@@ -5,7 +5,7 @@ import json
 
 import pytest
 import tiny_checkpoint
-from asgi import Exchange
+from asgi import Exchange, until
 from fake_engine import FakeEngine
 
 from izh.config import ServerOptions
@@ -109,6 +109,16 @@ async def ask(engine, *prompts):
     server = Server(engine, ServerOptions())
     await server._start_models()
     return Exchange(server.app, "/v1/embeddings", {"input": list(prompts)})
+
+
+async def test_the_prompts_of_a_client_who_leaves_are_aborted():
+    engine = Waiting()
+    exchange = await ask(engine, *([20 + i] * 250 for i in range(20)))
+    await until(lambda: len(engine.begun) == 16)  # two groups of eight; the third does not begin before one has ended
+    exchange.leave()
+    await exchange.end()
+    await until(lambda: sorted(engine.ended) == sorted(engine.begun))
+    assert len(engine.begun) == 16
 
 
 async def test_one_that_is_refused_ends_the_others():
