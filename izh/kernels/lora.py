@@ -64,18 +64,19 @@ class AdapterRows:
         return torch.tensor(pieces, dtype=torch.int32).to(self.order.device)
 
 
-def lora_room(weight: Tensor, num_slots: int, max_rank: int, by_rank: bool) -> Tensor:
-    """Zeros for the b [S, D, R] of a projection of `weight` [D, K], in its dtype and on its device.
+def lora_room(weight: Tensor, num_slots: int, max_rank: int, by_rank: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros for the b [S, D, R] of a projection of `weight` [D, K], in its dtype if no other is given and on its
+    device.
 
     `by_rank` is what `Ops.lora_b_by_rank` says: a rank's outputs then lie side by side, and ranks an odd number of
     cache lines apart: those of one output would all fall on the same few places of a cache if that were a power of two.
     """
     outputs = weight.shape[0]
     if not by_rank:
-        return weight.new_zeros(num_slots, outputs, max_rank)
-    line = 16
+        return weight.new_zeros(num_slots, outputs, max_rank, dtype=dtype)
+    line = 64 // (dtype or weight.dtype).itemsize
     row = ((outputs + line - 1) // line | 1) * line
-    return weight.new_zeros(num_slots, max_rank, row)[..., :outputs].transpose(1, 2)
+    return weight.new_zeros(num_slots, max_rank, row, dtype=dtype)[..., :outputs].transpose(1, 2)
 
 
 def grouped_lora(x: Tensor, a: Tensor, b: Tensor, slots: Tensor) -> Tensor:

@@ -120,5 +120,8 @@ class Ops:
     lora_b_by_rank: bool = False
     """How b lies in memory for `add_lora` and `linear_lora` (see `lora_room`)."""
 
+    lora_half: bool = False
+    """Whether a and b of `add_lora` and `linear_lora` may both be float16, whatever x is: the numbers are the same."""
+
     few_rows: int = 0
     """Up to how many rows `linear` is to be asked, with the weight as it lies, and beyond which a frozen layer."""

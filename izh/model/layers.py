@@ -68,10 +68,10 @@ class Attention(nn.Module):
         self.ops = ops
         self.window = layer.window
         self.head_dim = spec.head_dim
-        self.sizes = spec.qkv_sizes
+        self.num_heads = [size // spec.head_dim for size in spec.qkv_sizes]
         self.scale = spec.attention_scale
-        self.qkv_proj = Linear(spec.hidden_size, sum(self.sizes), spec.qkv_bias, ops, device, dtype)
-        self.o_proj = Linear(self.sizes[0], spec.hidden_size, spec.o_bias, ops, device, dtype)
+        self.qkv_proj = Linear(spec.hidden_size, sum(spec.qkv_sizes), spec.qkv_bias, ops, device, dtype)
+        self.o_proj = Linear(spec.qkv_sizes[0], spec.hidden_size, spec.o_bias, ops, device, dtype)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if spec.qk_norm:
@@ -80,7 +80,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, batch: Batch, cos_sin: CosSin | None, pages: Pages) -> Tensor:
         """x [T, D] -> [T, D]; writes the rows' keys and values into `pages`."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.sizes, dim=-1))
+        q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).split(self.num_heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos_sin is not None:

@@ -7,6 +7,7 @@ from torch import nn
 from izh.adapters import AdapterBank
 from izh.adapters.weights import Adapter, ModuleDelta
 from izh.errors import AdapterError
+from izh.kernels.cpu.table import NUMBA
 from izh.kernels.lora import grouped_lora
 
 
@@ -60,6 +61,30 @@ def test_each_row_gets_its_own_adapter_and_base_rows_are_untouched(backend):
     bank.activate([-1] * 11)
     assert torch.equal(model(x), plain(x))
     assert torch.allclose(y[rows == -1], plain(x)[rows == -1], atol=1e-6)
+
+
+@pytest.mark.skipif(not NUMBA.lora_half, reason="this processor does not widen float16 itself")
+@torch.inference_mode()
+def test_weights_are_kept_in_half_precision_while_that_is_exact():
+    plain, model = Flat(), Flat()
+    bank = AdapterBank(model, capacity=3, max_rank=4, backend="cpu")
+    halves = {name: (a.half().float(), b.half().float()) for name, (a, b) in weights(1, 4).items()}
+    bank.load("halves", halves, alpha=8)
+    x = torch.randn(5, 24)
+    bank.activate([0] * 5)
+    first = model(x)
+    assert torch.allclose(first, by_hand(plain, x, halves, 8), atol=2e-5)
+    assert model.q_proj.a.dtype is model.q_proj.b.dtype is model.v_proj.b.dtype is torch.float16
+
+    more = weights(2, 4, ("q_proj",))  # float32 that float16 does not hold: only where it came, all is wide
+    bank.load("more", more, alpha=4)
+    assert model.q_proj.a.dtype is model.q_proj.b.dtype is torch.float32
+    assert model.v_proj.a.dtype is torch.float16
+    bank.load("largest", {"v_proj": (torch.full((1, 24), 65520.0), torch.ones(17, 1))}, alpha=1)
+    assert model.v_proj.b.dtype is torch.float32
+    assert torch.equal(model(x), first)
+    bank.activate([1] * 5)
+    assert torch.allclose(model(x), by_hand(plain, x, more, 4), atol=2e-5)
 
 
 def test_grouped_lora_is_the_definition():

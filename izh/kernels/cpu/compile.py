@@ -89,5 +89,6 @@ def _pointer_to(element: types.Type) -> Any:
 
 float32_at = _pointer_to(types.float32)
 int8_at = _pointer_to(types.int8)
+uint16_at = _pointer_to(types.uint16)
 int32_at = _pointer_to(types.int32)
 int64_at = _pointer_to(types.int64)

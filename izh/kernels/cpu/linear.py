@@ -8,7 +8,8 @@ any number of rows that it takes.
 Four weight rows at a time meet the rows of x three by three. Each of these passes also fetches its part of the next
 four, so that memory is busy while the arithmetic runs: without that the two add up, and 8 rows take twice as long.
 
-Microseconds, kernel / F.linear, other weights in every call, median of 7 on 2 cores of a Zen 5; on AVX2 much the same:
+Microseconds, kernel / F.linear, other weights in every call, median of 7 on 2 cores of a Zen 5 held to AVX2. With
+AVX-512 up to 8 rows take as long, which is the memory's time, and 32 a quarter less:
 rows           1           4           8            16           32           64
 960 x 576      45 / 127    54 / 185    61 / 168     89 / 207     156 / 282    297 / 438
 3072 x 576     141 / 409   167 / 603   181 / 470    264 / 578    482 / 825    927 / 1319

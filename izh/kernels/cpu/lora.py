@@ -4,9 +4,9 @@ Owns: the border of their kernels: few rows run beside their base (`lora_linear.
 Must not know: adapters' names, modules, requests.
 Invariant: a row's numbers do not depend on what else is in the step.
 
-Milliseconds over all 30 layers of the demo model, 32 rows over 1 / 8 / 32 adapters, best of 8, 2 cores of a Zen 5 (held
-to AVX2 it is the same): rank 8: 3.4 / 4.9 / 10; rank 16: 4.3 / 7.6 / 17, which for 32 adapters is 36 GB/s of weights.
-2048 rows: one adapter 7 % of the base projections' time, eight 9 % (the definition: 19 %, 14 %).
+Milliseconds over all 30 layers of the demo model, rank 16, 2 cores of a Zen 5. 32 rows, best of 6: base alone 23, with
+1 / 8 / 32 adapters 25 / 26 / 30 in float16, 25 / 27 / 36 in float32. 2048 rows, best of 3: base 950, with adapters in
+float32 1064 / 1060 / 1083.
 """
 
 from functools import lru_cache
@@ -19,6 +19,7 @@ from izh.kernels.cpu.check import check
 from izh.kernels.cpu.linear import MAX_ROWS, check_linear, linear
 from izh.kernels.cpu.lora_add import add_lora_rows
 from izh.kernels.cpu.lora_linear import linear_lora_rows
+from izh.kernels.cpu.simd import HAS_HALF
 from izh.kernels.lora import AdapterRows
 
 
@@ -34,7 +35,7 @@ def add_lora(
     y: Tensor, x: Tensor, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
 ) -> None:
     """See `Ops.add_lora`. Float32 on CPU; x and y may be views of wider rows, a and ranks are contiguous, b is as
-    `lora_room` gives it.
+    `lora_room` gives it; a and b may both be float16, which is widened as it is read.
 
     Modifies: y. Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit; y is then
     untouched.
@@ -55,7 +56,8 @@ def linear_lora(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor,
     rows: AdapterRows,
 ) -> Tensor:  # fmt: skip
-    """See `Ops.linear_lora`. Of at most MAX_ROWS rows both are one kernel's, with the bits of one after the other.
+    """See `Ops.linear_lora`, and `add_lora` for the arguments. Of at most MAX_ROWS rows both are one kernel's, with the
+    bits of one after the other.
 
     Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit.
     """
@@ -79,12 +81,14 @@ def linear_lora(
 def _check_weights(
     width: int, outputs: int, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
 ) -> tuple[int, ...]:
-    """What the kernel reads of them, as its arguments from `a_address` to `num_groups`. Raises ValueError."""
-    num_slots, parts, max_rank, a_width = check("a", a, torch.float32, 4, contiguous=True)
+    """What the kernel reads of them, as its arguments from `is_half` to `num_groups`. Raises ValueError."""
+    dtype = torch.float16 if HAS_HALF and a.dtype is torch.float16 else torch.float32
+    num_slots, parts, max_rank, a_width = check("a", a, dtype, 4, contiguous=True)
     if a_width != width:
         raise ValueError(f"a: width {a_width} for rows of x of {width}")
-    if b.shape != (num_slots, outputs, max_rank) or b.dtype is not torch.float32 or not b.is_cpu:
-        raise ValueError(f"b: {b.dtype} {tuple(b.shape)} on {b.device}; needed is {(num_slots, outputs, max_rank)}")
+    if b.shape != (num_slots, outputs, max_rank) or b.dtype is not a.dtype or not b.is_cpu:
+        needed = f"{a.dtype} {(num_slots, outputs, max_rank)}"
+        raise ValueError(f"b: {b.dtype} {tuple(b.shape)} on {b.device}; needed is {needed}")
     b_row = b.stride(2)
     if b.stride() != (max_rank * b_row, 1, b_row) or b_row < outputs:
         raise ValueError(f"b: strides {b.stride()}; it must lie by ranks, as `lora_room` gives it")
@@ -92,7 +96,7 @@ def _check_weights(
         raise ValueError(f"ranks: shape {tuple(ranks.shape)} for {num_slots} slots of {parts} parts")
     (num_order,) = check("rows", rows.order, torch.int32, 1)
     return (
-        a.data_ptr(), num_slots, parts, max_rank, b.data_ptr(), b_row, outputs,
+        a.dtype is torch.float16, a.data_ptr(), num_slots, parts, max_rank, b.data_ptr(), b_row, outputs,
         _checked_offsets(offsets, parts, outputs).data_ptr(), ranks.data_ptr(), rows.order.data_ptr(), num_order,
         rows.starts.data_ptr(), rows.slots.data_ptr(), len(rows.groups),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import carray, prange
 
-from izh.kernels.cpu.compile import float32_at, int32_at, kernel
+from izh.kernels.cpu.compile import float32_at, int32_at, kernel, uint16_at
 from izh.kernels.cpu.linear import PARALLEL_WORK, dot_pass, finish, last_outputs
 from izh.kernels.cpu.lora_plan import (
     AT,
@@ -32,7 +32,7 @@ from izh.kernels.cpu.lora_plan import (
     units_of,
 )
 from izh.kernels.cpu.lora_rows import expand, shrink
-from izh.kernels.cpu.simd import LANES, LINE, fetch_line
+from izh.kernels.cpu.simd import LANES, LINE_BYTES, fetch_line
 
 
 @kernel()
@@ -41,7 +41,7 @@ def _first_phase(
     width: int, bias: Any, y: Any, y_row: int, order: Any, a: Any, low: Any, low_row: int,
 ) -> None:  # fmt: skip
     """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
-    whole = width - width % LANES
+    whole, a_line = width - width % LANES, LINE_BYTES // a.itemsize
     passes = (rows + 2) // 3
     lines = fetched = line = 0  # `line` is the next one of unit `fetching`
     for v in range(u, last):
@@ -58,9 +58,9 @@ def _first_phase(
             now = min(due, fetched + a_pass)
             while fetched < now:
                 run = min(now - fetched, units[fetching, LINES] - line)
-                from_at = units[fetching, AT] + line * LINE
+                from_at = units[fetching, AT] + line * a_line
                 for e in range(run):
-                    fetch_line(a, from_at + e * LINE)
+                    fetch_line(a, from_at + e * a_line)
                 fetched += run
                 line += run
                 if line == units[fetching, LINES]:
@@ -81,7 +81,7 @@ def _second_phase(
     low_row: int, b: Any, b_row: int, max_rank: int,
 ) -> None:  # fmt: skip
     """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile."""
-    whole = width - width % LANES
+    whole, b_line = width - width % LANES, LINE_BYTES // b.itemsize
     passes = (rows + 2) // 3
     lines = fetched = 0  # a line here is one rank of an adapter in one piece of columns
     column = start
@@ -111,12 +111,12 @@ def _second_phase(
                         part, end = block_at(fetching, stop, offsets)
                     left = ranks[slots[g], part]
                     from_at = slots[g] * max_rank * b_row + fetching
-                    num = (end - fetching + from_at % LINE + LINE - 1) // LINE
-                    from_at -= from_at % LINE
+                    num = (end - fetching + from_at % b_line + b_line - 1) // b_line
+                    from_at -= from_at % b_line
                 run = min(now - fetched, left)
                 for _ in range(run):
                     for e in range(num):
-                        fetch_line(b, from_at + e * LINE)
+                        fetch_line(b, from_at + e * b_line)
                     from_at += b_row
                 left -= run
                 fetched += run
@@ -153,19 +153,61 @@ def _expand_pieces(
     return column
 
 
+@kernel()
+def _first_share(
+    t: int, threads: int, cuts: Any, early: int, units: Any, x: Any, rows: int, x_row: int, weight: Any,
+    weight_row: int, width: int, bias: Any, y: Any, y_row: int, order: Any, is_half: bool, a: Any, a_half: Any,
+    low: Any, low_row: int,
+) -> None:  # fmt: skip
+    """The t-th thread's first phase."""
+    start, u, last = cuts[t], unit_share(units, t, threads), unit_share(units, t + 1, threads)
+    if is_half:
+        _first_phase(
+            start, start + early, u, last, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,
+            a_half, low, low_row,
+        )  # fmt: skip
+    else:
+        _first_phase(
+            start, start + early, u, last, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, a,
+            low, low_row,
+        )  # fmt: skip
+
+
+@kernel()
+def _second_share(
+    t: int, cuts: Any, early: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any,
+    y: Any, y_row: int, order: Any, starts: Any, slots: Any, ranks: Any, offsets: Any, costs: Any, low: Any,
+    low_row: int, is_half: bool, b: Any, b_half: Any, b_row: int, max_rank: int,
+) -> None:  # fmt: skip
+    """The t-th thread's second phase."""
+    start, stop = cuts[t], cuts[t + 1]
+    if is_half:
+        _second_phase(
+            start, start + early, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
+            ranks, offsets, costs, low, low_row, b_half, b_row, max_rank,
+        )  # fmt: skip
+    else:
+        _second_phase(
+            start, start + early, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
+            ranks, offsets, costs, low, low_row, b, b_row, max_rank,
+        )  # fmt: skip
+
+
 @kernel(parallel=True)
 def linear_lora_rows(
     x_address: int, rows: int, x_row: int, width: int, weight_address: int, weight_row: int, bias_address: int,
-    num_biases: int, a_address: int, num_slots: int, parts: int, max_rank: int, b_address: int, b_row: int,
-    outputs: int, offsets_address: int, ranks_address: int, order_address: int, num_order: int, starts_address: int,
-    slots_address: int, num_groups: int, threads: int, y_address: int, y_row: int,
+    num_biases: int, is_half: bool, a_address: int, num_slots: int, parts: int, max_rank: int, b_address: int,
+    b_row: int, outputs: int, offsets_address: int, ranks_address: int, order_address: int, num_order: int,
+    starts_address: int, slots_address: int, num_groups: int, threads: int, y_address: int, y_row: int,
 ) -> int:  # fmt: skip
-    """y = x W^T + bias, and y += corrections. What `find_fault` finds, nothing computed then; else -1."""
+    """y = x W^T + bias, and y += corrections, of a and b in float16 if `is_half`. What `find_fault` finds, nothing
+    computed then; else -1."""
     x, y = carray(float32_at(x_address), rows * x_row + width), carray(float32_at(y_address), rows * y_row + outputs)
     weight = carray(float32_at(weight_address), outputs * weight_row + width)
     bias = carray(float32_at(bias_address), num_biases)
-    a = carray(float32_at(a_address), num_slots * parts * max_rank * width)
-    b = carray(float32_at(b_address), num_slots * max_rank * b_row)
+    a_size, b_size = num_slots * parts * max_rank * width, num_slots * max_rank * b_row
+    a, a_half = carray(float32_at(a_address), a_size), carray(uint16_at(a_address), a_size)
+    b, b_half = carray(float32_at(b_address), b_size), carray(uint16_at(b_address), b_size)
     offsets = carray(int32_at(offsets_address), parts + 1)
     ranks = carray(int32_at(ranks_address), (num_slots, parts))
     order, starts = carray(int32_at(order_address), num_order), carray(int32_at(starts_address), num_groups + 1)
@@ -173,7 +215,7 @@ def linear_lora_rows(
     fault = find_fault(order, starts, slots, ranks, rows, num_slots, max_rank)
     if fault >= 0:
         return fault
-    units = units_of(starts, slots, ranks, width, max_rank)
+    units = units_of(starts, slots, ranks, width, max_rank, LINE_BYTES // (2 if is_half else 4))
     costs = costs_of(starts, slots, ranks)
     num_units = units.shape[0] - 1
     shrinks = expands = 0  # what there is to fetch
@@ -193,23 +235,23 @@ def linear_lora_rows(
         early = min(early, cuts[t + 1] - cuts[t])
     early = early * shrinks // max(shrinks + expands, 1) // 4 * 4
     if threads == 1:
-        _first_phase(
-            np.int64(0), early, np.int64(0), num_units, units, x, rows, x_row, weight, weight_row, width, bias, y,
-            y_row, order, a, low, low_row,
+        _first_share(
+            np.int64(0), threads, cuts, early, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,
+            is_half, a, a_half, low, low_row,
         )  # fmt: skip
-        _second_phase(
-            np.int64(0), early, outputs, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts,
-            slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank,
+        _second_share(
+            np.int64(0), cuts, early, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
+            ranks, offsets, costs, low, low_row, is_half, b, b_half, b_row, max_rank,
         )  # fmt: skip
     else:
         for t in prange(threads):
-            _first_phase(
-                cuts[t], cuts[t] + early, unit_share(units, t, threads), unit_share(units, t + 1, threads), units, x,
-                rows, x_row, weight, weight_row, width, bias, y, y_row, order, a, low, low_row,
+            _first_share(
+                t, threads, cuts, early, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,
+                is_half, a, a_half, low, low_row,
             )  # fmt: skip
         for t in prange(threads):
-            _second_phase(
-                cuts[t], cuts[t] + early, cuts[t + 1], x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,
-                starts, slots, ranks, offsets, costs, low, low_row, b, b_row, max_rank,
+            _second_share(
+                t, cuts, early, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots, ranks,
+                offsets, costs, low, low_row, is_half, b, b_half, b_row, max_rank,
             )  # fmt: skip
     return -1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from izh.kernels.cpu.compile import kernel, share
-from izh.kernels.cpu.simd import LANES, LINE
+from izh.kernels.cpu.simd import LANES
 
 BLOCK = 128  # columns per piece of the second phase
 STREAMING = 3  # what it costs to read a weight, in units of using it for one row
@@ -39,10 +39,10 @@ def find_fault(order: Any, starts: Any, slots: Any, ranks: Any, num_rows: int, n
 
 @kernel()
 def fill_units(
-    units: Any, u: int, cost: int, first: int, stop: int, slot: int, ranks: Any, width: int, max_rank: int
+    units: Any, u: int, cost: int, first: int, stop: int, slot: int, ranks: Any, width: int, max_rank: int, line: int
 ) -> tuple[int, int]:
     """Puts the units of rows order[first : stop], all of this slot, into the table from u on, where the cost is `cost`;
-    what u and the cost are then."""
+    what u and the cost are then. `line` is how many weights a cache line holds."""
     parts = ranks.shape[1]
     for p in range(parts):
         rank = ranks[slot, p]
@@ -51,7 +51,7 @@ def fill_units(
             units[u, AT] = ((slot * parts + p) * max_rank + q) * width
             units[u, RANKS] = min(4, rank - q)
             units[u, LOW] = p * max_rank + q
-            units[u, LINES] = (min(4, rank - q) * width + LINE - 1) // LINE
+            units[u, LINES] = (min(4, rank - q) * width + line - 1) // line
             units[u, COST] = cost
             cost += 4 * width * (stop - first + STREAMING)
             u += 1
@@ -59,7 +59,7 @@ def fill_units(
 
 
 @kernel()
-def units_of(starts: Any, slots: Any, ranks: Any, width: int, max_rank: int) -> Any:
+def units_of(starts: Any, slots: Any, ranks: Any, width: int, max_rank: int, line: int) -> Any:
     """The table of units of all groups; its last row is the end, with the whole cost."""
     num = 0
     for g in range(slots.size):
@@ -68,7 +68,7 @@ def units_of(starts: Any, slots: Any, ranks: Any, width: int, max_rank: int) -> 
     units = np.empty((num + 1, FIELDS), np.int64)
     u = cost = 0
     for g in range(slots.size):
-        u, cost = fill_units(units, u, cost, starts[g], starts[g + 1], slots[g], ranks, width, max_rank)
+        u, cost = fill_units(units, u, cost, starts[g], starts[g + 1], slots[g], ranks, width, max_rank, line)
     units[u, COST] = cost
     return units
 

@@ -16,7 +16,7 @@ import numpy as np
 from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.lora_plan import AT, FIRST, LOW, RANKS, STOP
 from izh.kernels.cpu.lora_tile import expand_tile, shrink_tile
-from izh.kernels.cpu.simd import LANES
+from izh.kernels.cpu.simd import LANES, value_at
 
 
 @kernel()
@@ -55,7 +55,7 @@ def shrink(
                 for i in range(count):
                     for j in range(num):
                         for d in range(whole, width):
-                            low[to + i * low_row + j] += x[order[k + i] * x_row + d] * a[at + j * width + d]
+                            low[to + i * low_row + j] += x[order[k + i] * x_row + d] * value_at(a, at + j * width + d)
             k += count
             to += count * low_row
 
@@ -73,7 +73,7 @@ def _shrink_singly(
             shrink_tile(x, (order[i] * x_row,), a, at + j * width, 0, whole, sums, 0, 4, 4)
             total = sums[0]
             for d in range(whole, width):
-                total += x[order[i] * x_row + d] * a[at + j * width + d]
+                total += x[order[i] * x_row + d] * value_at(a, at + j * width + d)
             low[to + (i - k) * low_row + j] = total
 
 
@@ -126,6 +126,6 @@ def expand(
                 for e in range(whole, num):
                     total = np.float32(0.0)
                     for j in range(rank):
-                        total += low[low_at + i * low_row + j] * b[b_at + j * b_row + e]
+                        total += low[low_at + i * low_row + j] * value_at(b, b_at + j * b_row + e)
                     y[order[k + i] * y_row + start + e] += total
             k += count

@@ -27,11 +27,20 @@ def lanes_of(features: str) -> int:
     return 16 if {"+avx512f", "+avx512vl"} <= set(features.split(",")) else 8
 
 
+def widens_half(features: str) -> bool:
+    """Whether the processor turns float16 into float32 itself: without, there is no code for it."""
+    return not {"+f16c", "+neon"}.isdisjoint(features.split(","))
+
+
 _SET = numba.config.CPU_FEATURES  # NUMBA_CPU_FEATURES, which may leave features of this machine out
-LANES = lanes_of(get_host_cpu_features() if _SET is None else _SET)
-LINE = 16  # floats of a cache line
+_FEATURES = get_host_cpu_features() if _SET is None else _SET
+LANES = lanes_of(_FEATURES)
+HAS_HALF = widens_half(_FEATURES)
+LINE_BYTES = 64  # of a cache line
+LINE = LINE_BYTES // 4  # floats of one
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
+_BITS16 = ir.IntType(16)
 _INT32 = ir.IntType(32)
 
 
@@ -52,8 +61,24 @@ class VectorCode:
         return self.builder.gep(data, [offset])
 
     def load(self, row: ir.Value, at: ir.Value) -> ir.Value:
+        """LANES floats. Rows of 16-bit integers hold the bits of float16, which is widened: exactly."""
         pointer = self.builder.gep(row, [at])
+        if pointer.type.pointee == _BITS16:
+            return self._widened(pointer, ir.VectorType(ir.HalfType(), LANES), _VECTOR)
         return self.builder.load(self.builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+    def load_one(self, row: ir.Value, at: ir.Value) -> ir.Value:
+        """One float, as `load`."""
+        pointer = self.builder.gep(row, [at])
+        if pointer.type.pointee == _BITS16:
+            return self._widened(pointer, ir.HalfType(), _FLOAT)
+        return self.builder.load(pointer)
+
+    def _widened(self, pointer: ir.Value, narrow: ir.Type, wide: ir.Type) -> ir.Value:
+        if not HAS_HALF:  # never called there, but compiled with what is
+            return ir.Constant(wide, ir.Undefined)
+        half = self.builder.load(self.builder.bitcast(pointer, narrow.as_pointer()), align=2)
+        return self.builder.fpext(half, wide)
 
     def store(self, value: ir.Value, row: ir.Value, at: ir.Value) -> None:
         pointer = self.builder.gep(row, [at])
@@ -221,6 +246,18 @@ def fetch_line(typing_context: Any, array: Any, at: Any) -> Any:
         data = context.make_array(array)(context, builder, args[0]).data
         code.fetch(data, args[1])
         return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def value_at(typing_context: Any, array: Any, at: Any) -> Any:
+    """array[at] as float32, where 16-bit integers hold the bits of float16."""
+    signature = types.float32(array, types.intp)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        code = VectorCode(context, builder)
+        return code.load_one(context.make_array(array)(context, builder, args[0]).data, args[1])
 
     return signature, codegen
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from izh.kernels.cpu import attention, elementwise, frozen, layer_norm, linear, linear_int8, lora, packed_attention
+from izh.kernels.cpu.simd import HAS_HALF
 from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
 
@@ -29,6 +30,7 @@ NUMBA = Ops(
     packed_attention=packed_attention.packed_attention,
     linear_lora=lora.linear_lora,
     lora_b_by_rank=True,
+    lora_half=HAS_HALF,
     few_rows=linear.MAX_ROWS,
 )
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from lora_cases import MIXES, LoraCase, lora_case
 
-from izh.kernels.cpu import lora
+from izh.kernels.cpu import lora, simd
 from izh.kernels.cpu.linear import MAX_ROWS
 from izh.kernels.cpu.lora_add import ROWS
 from izh.kernels.cpu.table import NUMBA, warm_up
@@ -151,6 +151,25 @@ def test_at_once_with_ranks_that_are_all_zero_is_the_base() -> None:
     assert torch.equal(run_at_once(case, weight), NUMBA.linear(case.x, weight, None))
 
 
+@pytest.mark.skipif(not simd.HAS_HALF, reason="this processor does not widen float16 itself")
+@pytest.mark.parametrize("mix", WITH_ROWS.values(), ids=WITH_ROWS.keys())
+@pytest.mark.parametrize(("width", "offsets"), [(65, (0, 1, 8, 15)), (576, (0, 64, 64, 203)), (40, (0, 600, 601, 960))])
+def test_weights_in_half_precision_give_the_numbers_they_stand_for(
+    mix: list[int], width: int, offsets: tuple[int, ...]
+) -> None:
+    case = lora_case(mix, width=width, offsets=offsets, ranks=MIXED_RANKS)
+    half = dataclasses.replace(case, a=case.a.half(), b=case.b.half())
+    for slot, value in ((0, 2.0**-24), (1, 65504.0), (3, -0.0)):
+        half.a[slot, 0, 0, :3] = value
+        half.b[slot, 0, 0] = value
+    wide = dataclasses.replace(half, a=half.a.float(), b=half.b.float())
+    weight = torch.randn(offsets[-1], width)
+    assert torch.equal(run(half), run(wide))
+    assert torch.equal(run_at_once(half, weight), run_at_once(wide, weight))
+    with pytest.raises(ValueError, match=r"b: torch.float32 .*needed is torch.float16"):
+        run(dataclasses.replace(half, b=wide.b))
+
+
 def test_warm_up_leaves_nothing_to_compile() -> None:
     warm_up()
     run(lora_case([0, 1, -1, 1], width=9, offsets=(0, 3, 6), ranks=[[2, 3], [4, 0]]))
@@ -199,7 +218,7 @@ def test_what_does_not_fit_is_refused_by_name(name: str, value: object, says: st
     ("weight", "bias", "says"),
     [
         (torch.ones(6, 8), None, "weight: shape"),
-        (torch.ones(5, 9), None, "b: .*needed is .2, 5, 4."),
+        (torch.ones(5, 9), None, "b: .*needed is torch.float32 .2, 5, 4."),
         (torch.ones(9, 6).T, None, "weight: strides"),
         (torch.ones(6, 9), torch.ones(5), "bias: 5 entries"),
     ],
