@@ -116,6 +116,13 @@ def bench_perplexity(arguments: argparse.Namespace) -> int:
     return report(take(EngineOptions, arguments), take(PerplexityOptions, arguments))
 
 
+def bench_peers(arguments: argparse.Namespace) -> int:
+    """Measure izh and its peers into one report."""
+    from izh.bench.peers.report import report
+
+    return report(take(EngineOptions, arguments), take(PeersOptions, arguments))
+
+
 def bench_embed(arguments: argparse.Namespace) -> int:
     """Measure embeddings."""
     from izh.bench.embed import report
@@ -135,13 +142,6 @@ def bench_mixed(arguments: argparse.Namespace) -> int:
     from izh.bench.mixed import report
 
     return report(take(EngineOptions, arguments), take(MixedOptions, arguments))
-
-
-def bench_peers(arguments: argparse.Namespace) -> int:
-    """Measure izh and its peers into one report."""
-    from izh.bench.peers.report import report
-
-    return report(take(EngineOptions, arguments), take(PeersOptions, arguments))
 
 
 def fetch(arguments: argparse.Namespace) -> int:

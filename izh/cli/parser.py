@@ -132,6 +132,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(perplexity)
     add_flags(perplexity, PerplexityOptions, EngineOptions)
+    peers = _add(
+        benches,
+        "peers",
+        "[MODEL] [options]",
+        commands.bench_peers,
+        "izh and every installed peer on the same work, into one report",
+    )
+    _add_model(peers)
+    add_flags(peers, PeersOptions, EngineOptions)
 
     embeds = _add(
         benches,
@@ -153,15 +162,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_model(mixed)
     add_flags(mixed, MixedOptions, EngineOptions)
-    peers = _add(
-        benches,
-        "peers",
-        "[MODEL] [options]",
-        commands.bench_peers,
-        "izh and every installed peer on the same work, into one report",
-    )
-    _add_model(peers)
-    add_flags(peers, PeersOptions, EngineOptions)
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")

@@ -40,7 +40,6 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 def test_commands() -> None:
     benches = {
-        "bench peers",
         "bench embed",
         "bench rerank",
         "bench mixed",
@@ -49,6 +48,7 @@ def test_commands() -> None:
         "bench turns",
         "bench images",
         "bench perplexity",
+        "bench peers",
     }
     expected = {"serve", "run", "chat", "embed", "rerank", "features", "fetch", "version"} | benches
     assert set(commands()) == {f"izh {name}" for name in expected}

@@ -50,7 +50,7 @@ def _text(name: str, section: Json) -> list[list[str]]:
     key, values = columns(name, figures)
     words = {"adapters": "adapters", "prompt_tokens": "tokens in", "batch": "at once"}
     rows = [
-        ["engine", *(f"{rate}, {value} {words[key]}" for rate in _RATES for value in values), "same tokens"],
+        ["engine", *(f"{rate}, {_counted(words[key], value)}" for rate in _RATES for value in values), "same tokens"],
     ]
     for engine in dict.fromkeys(figure["engine"] for figure in figures):
         own = {figure[key]: figure for figure in figures if figure["engine"] == engine}
@@ -89,8 +89,8 @@ def _left_out(section: Json) -> list[str]:
     """One line for each engine and reason."""
     lines: dict[tuple[str, str], list[str]] = {}
     for each in section["left_out"]:
-        fields = {"batch": "{} at once", "prompt_tokens": "{} tokens in", "adapters": "{} adapters"}
-        where = ", ".join(text.format(each[key]) for key, text in fields.items() if each[key] is not None)
+        fields = {"batch": "at once", "prompt_tokens": "tokens in", "adapters": "adapters"}
+        where = ", ".join(_counted(text, each[key]) for key, text in fields.items() if each[key] is not None)
         lines.setdefault((each["engine"], each["why"]), []).append(where)
     return [
         f"{engine}" + (f" ({'; '.join(filter(None, places))})" if any(places) else "") + f": {why}"
@@ -120,6 +120,10 @@ def _conditions(name: str, section: Json) -> str:
         f"{model}, {work}. {machine['processor']}, {section['threads']} threads; median of {options['repeats']}; "
         f"{section['date']}; izh {section['izh']}, {versions}. Compared with {section['reference']}."
     )
+
+
+def _counted(word: str, count: int) -> str:
+    return f"{count} {word.removesuffix('s') if word == 'adapters' and count == 1 else word}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

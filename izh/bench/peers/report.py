@@ -197,4 +197,6 @@ def check(engine: EngineOptions, options: PeersOptions) -> None:
         raise OptionError(
             "this command compares engines on the CPU, and chooses each one's dtype: leave out --device, --dtype"
         )
+    if engine.quantization is not None:
+        raise OptionError("--quantization is not for this command, which measures both: see --only")
     refuse_others(engine)

@@ -47,6 +47,7 @@ class Group:
 
 IZH = Entry(label="izh", peer=None, driver="izh_llm")
 TRANSFORMERS = Entry(label="transformers", peer="transformers", driver="transformers_generate")
+IZH_INT8 = Entry(label="izh int8", peer=None, driver="izh_llm", dtype="int8", options={"quantization": "int8"})
 PEFT = Entry(label="PEFT", peer="peft", driver="transformers_generate")
 OPENVINO = Entry(label="OpenVINO GenAI", peer="openvino", driver="openvino_pipeline", form="openvino-fp32")
 OPENVINO_INT8 = Entry(
@@ -62,7 +63,7 @@ SECTIONS = {
     "float32": Section(title="float32 weights", entries=FLOAT32, reference="transformers"),
     "int8": Section(
         title="8-bit weights",
-        entries=(IZH, TRANSFORMERS, OPENVINO_INT8, LLAMA_Q8),
+        entries=(IZH_INT8, IZH, TRANSFORMERS, OPENVINO_INT8, LLAMA_Q8),
         reference="transformers",
         absent={"vLLM": "reads only checkpoints that were quantized ahead"},
     ),

@@ -111,7 +111,7 @@ def test_embeddings_have_a_table_of_their_own() -> None:
 def test_reasons_are_gathered() -> None:
     left_out = [LeftOut(engine="vLLM", why="slow", adapters=count) for count in (1, 8)]
     text = markdown.report({"adapters": section("adapters", [], *left_out)})
-    assert "- vLLM (1 adapters; 8 adapters): slow" in text
+    assert "- vLLM (1 adapter; 8 adapters): slow" in text
 
 
 def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
@@ -186,17 +186,21 @@ def test_a_missing_peer_is_named_and_other_sections_stay(
 
 
 def test_izh_and_a_peer_are_measured_for_real(tiny_model: Path, tmp_path: Path) -> None:
-    python = tmp_path / "none" / "transformers" / "bin" / "python"
+    python = tmp_path / "none" / "peft" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    short = {"batch": (2,), "context": (8,), "prompt_tokens": 8, "output_tokens": 48, "repeats": 1}
-    peers = {"peers": ("transformers",), "only": ("float32",), "json": str(tmp_path / "copy.json")}
+    short = {"batch": (2,), "adapters": (2,), "context": (8,), "prompt_tokens": 8, "output_tokens": 48, "repeats": 1}
+    peers = {"peers": ("peft",), "only": ("adapters",), "json": str(tmp_path / "copy.json")}
     assert report.report(EngineOptions(model=str(tiny_model)), options(tmp_path, **short, **peers)) == 0
-    written = json.loads((tmp_path / "copy.json").read_text())["float32"]
-    assert [(each["engine"], each["agreement"]) for each in written["figures"]] == [("izh", 1), ("transformers", 1)]
-    assert list(written["versions"]) == ["transformers"]
-    assert written["left_out"] == []
+    written = json.loads((tmp_path / "copy.json").read_text())["adapters"]
+    assert [(each["engine"], each["adapters"], each["agreement"]) for each in written["figures"]] == [
+        ("izh", 0, 1),
+        ("PEFT", 0, 1),
+        ("izh", 2, 1),
+        ("PEFT", 2, 1),
+    ]
+    assert list(written["versions"]) == ["peft"]
 
 
 def test_set_up_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +220,7 @@ def test_set_up_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({}, {"batch": (65,)}, "--batch 65 exceeds --max-num-seqs 64"),
         ({"device": "cuda"}, {}, "on the CPU"),
         ({"dtype": "bf16"}, {}, "leave out --device, --dtype"),
+        ({"quantization": "int8"}, {}, "--quantization is not for this command"),
         ({"max_loras": 3}, {}, "--max-loras is not for this command"),
     ],
 )

@@ -3,6 +3,7 @@
 With float32 weights, arithmetic and KV cache are float32 too; with 8-bit weights the engine's own defaults hold.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ class Engine:
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": num_threads}
         if dtype == "fp32":
             properties |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        self._adapters = [openvino_genai.Adapter(str(Path(path) / "adapter_model.safetensors")) for path in adapters]
+        self._adapters = [_adapter(Path(path)) for path in adapters]
         if adapters:
-            properties["adapters"] = openvino_genai.AdapterConfig(self._adapters)
+            properties["adapters"] = openvino_genai.AdapterConfig([adapter for adapter, _scale in self._adapters])
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
     def answer(self, prompts: list[list[int]], num_tokens: int, adapters: list[int | None]) -> list[list[int]]:
@@ -41,5 +42,12 @@ class Engine:
         config.do_sample = False
         config.ignore_eos = True
         if adapter is not None:
-            config.adapters = openvino_genai.AdapterConfig(self._adapters[adapter])
+            config.adapters = openvino_genai.AdapterConfig(*self._adapters[adapter])
         return config
+
+
+def _adapter(directory: Path) -> tuple[Any, float]:
+    """The weights, and their scale, which OpenVINO does not read from PEFT's configuration."""
+    config = json.loads((directory / "adapter_config.json").read_text())
+    adapter = openvino_genai.Adapter(str(directory / "adapter_model.safetensors"))
+    return adapter, config["lora_alpha"] / config["r"]
