@@ -186,6 +186,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     features: PackedFeatures | None = None
 
 
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sequence for an encoder beside the generator: ids, types (None: all 0), how many tokens from the first on are
+    left out of pooling, and whether its score is wanted instead of its vector."""
+
+    ids: list[int]
+    type_ids: list[int] | None = None
+    skip: int = 0
+    is_scored: bool = False
+
+
 def choices_of(
     request_id: str,
     prompt_token_ids: list[int],

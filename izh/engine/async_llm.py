@@ -25,6 +25,9 @@ from izh.engine.info import ModelInfo, describe, paths
 from izh.engine.messages import (
     Abort,
     Add,
+    Encode,
+    Encoded,
+    EncoderTask,
     LoadAdapter,
     Ready,
     Replied,
@@ -37,7 +40,7 @@ from izh.engine.metrics import Metrics
 from izh.errors import AdapterError, EngineDeadError, IzhError, RequestError, error_of
 from izh.model.source import resolve
 from izh.outputs import PoolingOutput, RequestOutput
-from izh.request import FinishReason, PackedFeatures, PoolingParams, SamplingParams, choices_of
+from izh.request import Entry, FinishReason, PackedFeatures, PoolingParams, SamplingParams, choices_of
 from izh.text.output import OutputProcessor
 from izh.text.tokenizer import Tokenizer
 
@@ -73,15 +76,15 @@ class AsyncLLM:
     def __init__(self, options: EngineOptions | None = None, **kwargs: Any) -> None:
         self._options = options or EngineOptions(**kwargs)
         self._streams: dict[str, _Stream] = {}
-        self._calls: dict[int, asyncio.Future[None]] = {}  # commands without a reply yet
+        self._calls: dict[int, asyncio.Future[Any]] = {}  # commands without a reply yet
         self._call_ids = itertools.count()
         self._core: CoreProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self.state: State = "starting"
 
-    async def start(self) -> None:
-        """Find the model, load the tokenizer, start the engine process. Raises ModelLoadError, AdapterError,
-        OptionError."""
+    async def start(self, encoders: Mapping[EncoderTask, str] | None = None) -> None:
+        """Find the model, load the tokenizer, start the engine process. `encoders` are models beside the generator, by
+        what they do: a directory, or "demo". Raises ModelLoadError, AdapterError, OptionError."""
         source = await asyncio.to_thread(resolve, self._options.model, self._options.revision)
         start = Start(
             options=self._options,
@@ -89,6 +92,7 @@ class AsyncLLM:
             name=source.name,
             kind=source.kind,
             adapters={name: str(directory) for name, directory in source.adapters.items()},
+            encoders=dict(encoders or {}),
         )
         # Both take seconds: side by side.
         tokenizer = asyncio.ensure_future(asyncio.to_thread(Tokenizer.load, source.path))
@@ -212,6 +216,12 @@ class AsyncLLM:
                 _detach(core.send(Abort(request_ids=live)))
             self._observe_end(stream, len(token_ids))
 
+    async def encode(self, encoder: EncoderTask, entries: list[Entry]) -> list[bytes]:
+        """What an encoder that the engine was started with makes of each entry, between the steps of the requests that
+        run: a vector or raw score, float32. Raises EngineDeadError, IzhError."""
+        results: list[bytes] = await self._call(Encode(call_id=next(self._call_ids), encoder=encoder, entries=entries))
+        return results
+
     async def load_lora(self, name: str, directory: str | Path, *, replace: bool = False) -> None:
         """Let requests name the adapter of this directory from now on. With `replace` it takes the place of another;
         requests that run keep the weights they began with.
@@ -253,6 +263,8 @@ class AsyncLLM:
                     failures = 0
                     if isinstance(message, Replied):
                         self._conclude(message)
+                    elif isinstance(message, Encoded):
+                        self._answer(message, message.results)
                     else:
                         assert isinstance(message, Stepped)
                         await self._deliver(message)
@@ -300,25 +312,28 @@ class AsyncLLM:
         if processed.abort and self._core is not None:
             await self._core.send(Abort(request_ids=processed.abort))
 
-    async def _call(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Send a command and wait for its reply. Raises the error that it replies with."""
+    async def _call(self, command: LoadAdapter | UnloadAdapter | Encode) -> Any:
+        """Send a command and wait for its reply's result. Raises the error that it replies with."""
         core = self._core
         if core is None or self.state != "ready":
             raise EngineDeadError(f"the engine is not ready (state: {self.state}); try again shortly")
         reply = self._calls[command.call_id] = asyncio.get_running_loop().create_future()
         try:
             await core.send(command)
-            await reply
+            return await reply
         finally:
             del self._calls[command.call_id]
 
     def _conclude(self, reply: Replied) -> None:
         self.info = replace(self.info, adapters=paths(reply.adapters))
+        self._answer(reply, None)
+
+    def _answer(self, reply: Replied | Encoded, result: Any) -> None:
         call = self._calls.get(reply.call_id)
         if call is None or call.done():  # whoever called has gone
             return
         if reply.error is None:
-            call.set_result(None)
+            call.set_result(result)
         else:
             call.set_exception(error_of(reply.kind, reply.error))
 

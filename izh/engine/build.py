@@ -7,6 +7,7 @@ Must not know: how anything in it works.
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +24,8 @@ from izh.cache.blocks import BlockPool
 from izh.cache.keys import BlockKeys
 from izh.config import EngineOptions, lora_directories
 from izh.engine.core import EngineCore
+from izh.engine.encoders import Encoders
+from izh.engine.messages import EncoderTask
 from izh.engine.settings import Settings, resolve
 from izh.kernels.select import prepare, select
 from izh.model.decoder import Decoder
@@ -33,7 +36,9 @@ from izh.multimodal.stage import ImageStage
 from izh.multimodal.travel import Arrivals, pack
 from izh.pooling.gate import PoolingGate
 from izh.pooling.head import LogitsHead, PoolingHead
-from izh.request import PackedFeatures
+from izh.pooling.load import load_embedder, load_reranker
+from izh.pooling.service import PoolingService
+from izh.request import Entry, PackedFeatures
 from izh.runner.runner import Runner, allocate_pages
 from izh.sampling.gate import SamplingGate
 from izh.sampling.head import SamplingHead
@@ -50,6 +55,19 @@ class Engine:
     settings: Settings
     generates: bool
     adapters: AdapterShelf | None
+
+
+def load_encoders(directories: Mapping[EncoderTask, str]) -> Encoders:
+    """The models beside the generator. Raises ModelLoadError."""
+    services = {
+        task: (load_embedder if task == "embed" else load_reranker)(directory)
+        for task, directory in directories.items()
+    }
+    return Encoders({task: partial(_computed, service) for task, service in services.items()})
+
+
+def _computed(service: PoolingService, entries: list[Entry]) -> list[bytes]:
+    return [row.numpy().astype("<f4", copy=False).tobytes() for row in service.compute(entries)]
 
 
 def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> Engine:

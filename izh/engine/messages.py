@@ -4,11 +4,15 @@ Owns: the messages and their wire form (msgpack through msgspec, one message a Z
 Must not know: sockets, processes.
 """
 
+from typing import Literal
+
 import msgspec
 
 from izh.config import EngineOptions
 from izh.model.source import SourceKind
-from izh.request import EngineStats, Output, PackedFeatures, Request
+from izh.request import EngineStats, Entry, Output, PackedFeatures, Request
+
+EncoderTask = Literal["embed", "rerank"]
 
 
 class Start(msgspec.Struct, tag=True):
@@ -19,6 +23,7 @@ class Start(msgspec.Struct, tag=True):
     name: str
     kind: SourceKind
     adapters: dict[str, str]  # that come with the model: name -> directory
+    encoders: dict[EncoderTask, str] = {}  # models beside it: task -> directory, or "demo"
 
 
 class Add(msgspec.Struct, tag=True):
@@ -61,6 +66,14 @@ class UnloadAdapter(msgspec.Struct, tag=True):
     name: str
 
 
+class Encode(msgspec.Struct, tag=True):
+    """To the engine: compute these with the encoder of this task."""
+
+    call_id: int
+    encoder: EncoderTask
+    entries: list[Entry]
+
+
 class Ready(msgspec.Struct, tag=True):
     """From the engine, once: it is built."""
 
@@ -86,6 +99,16 @@ class Replied(msgspec.Struct, tag=True):
     kind: str | None = None
 
 
+class Encoded(msgspec.Struct, tag=True):
+    """From the engine, once for each Encode: a vector or raw score of each entry (float32, little-endian), or why there
+    are none. `kind` is the error's class."""
+
+    call_id: int
+    results: list[bytes] = []
+    error: str | None = None
+    kind: str | None = None
+
+
 class Stepped(msgspec.Struct, tag=True):
     """From the engine, after each step that said something."""
 
@@ -93,8 +116,8 @@ class Stepped(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
-ToEngine = Start | Add | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter
-FromEngine = Ready | Broken | Stepped | Replied
+ToEngine = Start | Add | Abort | ResetPrefixCache | LoadAdapter | UnloadAdapter | Encode
+FromEngine = Ready | Broken | Stepped | Replied | Encoded
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

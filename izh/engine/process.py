@@ -13,13 +13,15 @@ from pathlib import Path
 
 import zmq
 
-from izh.engine.build import Engine, build
+from izh.engine.build import Engine, build, load_encoders
 from izh.engine.control import Control
 from izh.engine.core import EngineCore
+from izh.engine.encoders import IDLE_TURN_TOKENS, TURN_TOKENS, Encoders
 from izh.engine.messages import (
     Abort,
     Add,
     Broken,
+    Encode,
     LoadAdapter,
     Ready,
     ResetPrefixCache,
@@ -53,6 +55,7 @@ def main() -> None:
         adapters={name: Path(directory) for name, directory in start.adapters.items()},
     )
     try:
+        encoders = load_encoders(start.encoders)  # first: what they leave of the memory is shared out next
         engine = build(start.options, source)
     except IzhError as error:
         socket.send(encode(Broken(error=str(error), kind=type(error).__name__)))
@@ -69,29 +72,32 @@ def main() -> None:
             )
         )
     )
-    serve(engine, socket)
+    serve(engine, encoders, socket)
 
 
-def serve(engine: Engine, socket: zmq.Socket[bytes]) -> None:
+def serve(engine: Engine, encoders: Encoders, socket: zmq.Socket[bytes]) -> None:
     """Step while there is work, wait for a message while there is none. Never returns."""
     core, control = engine.core, Control(engine.adapters)
     idle = False
     while True:
-        has_work = core.has_work or control.is_busy
+        has_work = core.has_work or control.is_busy or encoders.is_busy
         timeout_ms = (IDLE_POLL_MS if idle else 0) if has_work else None
         while socket.poll(timeout_ms):
-            _receive(core, control, socket.recv())
+            _receive(core, control, encoders, socket.recv())
             timeout_ms = 0
         for reply in control.replies():
             socket.send(encode(reply))
         outputs = core.step()
         stats = core.stats
-        idle = not outputs and stats.num_running == 0
-        if not idle:
+        did_nothing = not outputs and stats.num_running == 0
+        if not did_nothing:
             socket.send(encode(Stepped(outputs=outputs, stats=stats)))
+        idle = did_nothing and not encoders.is_busy
+        for encoded in encoders.turn(IDLE_TURN_TOKENS if did_nothing else TURN_TOKENS):
+            socket.send(encode(encoded))
 
 
-def _receive(core: EngineCore, control: Control, frame: bytes) -> None:
+def _receive(core: EngineCore, control: Control, encoders: Encoders, frame: bytes) -> None:
     match decode_to_engine(frame):
         case Add() as arrivals:
             for request in arrivals.whole:
@@ -101,6 +107,8 @@ def _receive(core: EngineCore, control: Control, frame: bytes) -> None:
                 core.abort(request_id)
         case ResetPrefixCache():
             core.reset_prefix_cache()
+        case Encode() as call:
+            encoders.add(call)
         case LoadAdapter() | UnloadAdapter() as command:
             control.add(command)
         case message:

@@ -1,7 +1,7 @@
 """What computes the hidden rows: one call for padded batches, and for those that can, one without padding.
 
-Owns: PaddedEncoder, PackedEncoder and RemotePooler (the three forms that PoolingService takes), NativeEncoder,
-HFEncoder, DecoderEncoder.
+Owns: PaddedEncoder, PackedEncoder, RemoteEncoder and RemotePooler (the forms that PoolingService takes),
+NativeEncoder, HFEncoder, DecoderEncoder.
 Must not know: tokenizers, pooling, requests.
 
 B = batch, L = positions, T = rows of sequences laid end to end, D = hidden size.
@@ -18,7 +18,7 @@ from torch import Tensor
 from izh.batch import Batch
 from izh.model.decoder import Decoder
 from izh.model.encoders.encoder import Encoder
-from izh.pooling.inputs import Entry
+from izh.request import Entry
 
 _BLOCK = 16
 
@@ -46,6 +46,15 @@ class RemotePooler(Protocol):
         self, entries: Sequence[Entry], finish: Callable[[Tensor, Sequence[Entry]], list[Tensor]]
     ) -> Future[list[Tensor]]:
         """What `finish` makes of the entries' pooled rows, [S, D] float32. Cancelling the future ends the work."""
+        ...
+
+
+@runtime_checkable
+class RemoteEncoder(Protocol):
+    """An encoder in another process, with all that its checkpoint does to the rows afterwards."""
+
+    def compute(self, entries: Sequence[Entry]) -> list[Tensor]:
+        """What `PoolingService.compute` gives there. Called in the service's thread, which waits for it."""
         ...
 
 

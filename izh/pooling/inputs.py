@@ -1,27 +1,16 @@
 """What callers may send, checked: the first border of the pooling service.
 
-Owns: Entry (one sequence to compute), and the checks of every argument; each refusal is a RequestError with the
+Owns: the checks of every argument; each refusal is a RequestError with the
 numbers in it.
 Must not know: encoders, threads, the shape of answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from izh.errors import ContextLengthError, RequestError
+from izh.request import Entry
 from izh.text.encoding import Tokens
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One sequence: ids, types (None: all 0), how many tokens from the first on are left out of pooling, and whether
-    its score is wanted instead of its vector."""
-
-    ids: list[int]
-    type_ids: list[int] | None = None
-    skip: int = 0
-    is_scored: bool = False
 
 
 def check_input(value: Any) -> list[str] | list[list[int]]:

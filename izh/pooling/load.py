@@ -25,7 +25,7 @@ from izh.model.encoders.spec import EncoderSpec, native_spec
 from izh.model.encoders.tensors import EncoderTensors
 from izh.model.projections import activation_of, read_json
 from izh.model.weights import Safetensors
-from izh.pooling.encoders import HFClassifier, HFEncoder, NativeEncoder
+from izh.pooling.encoders import HFClassifier, HFEncoder, NativeEncoder, RemoteEncoder
 from izh.pooling.matching import HEAD_FILE, MatchHead, MatchingEncoder
 from izh.pooling.recipe import Recipe, SentenceFiles, read_reranker_files, read_sentence_files
 from izh.pooling.service import PoolingService
@@ -47,13 +47,15 @@ def load_embedder(
     max_batch: int = MAX_INPUTS,
     kernels: str | None = None,
     num_threads: int | None = None,
+    elsewhere: RemoteEncoder | None = None,
     **options: Any,
 ) -> PoolingService:
     """The embedding service of a model directory, as `transformers` or sentence-transformers saves it; "demo" is
     all-MiniLM-L6-v2.
 
     `max_model_len` None: what the checkpoint says. `kernels` and `num_threads` None: chosen for this machine, as for
-    the engine. `options` go to PoolingService. Raises: ModelLoadError, OptionError.
+    the engine. With `elsewhere`, which has loaded the same directory, no weights are read here. `options` go to
+    PoolingService. Raises: ModelLoadError, OptionError.
     """
     folder = demo_embedder_directory() if str(directory) == "demo" else Path(directory).expanduser()
     files = read_sentence_files(folder)
@@ -61,8 +63,10 @@ def load_embedder(
     tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
     ops = select(torch.device("cpu"), kernels)
     spec = native_spec(config)
-    encoder: NativeEncoder | HFEncoder
-    if spec is None:
+    encoder: NativeEncoder | HFEncoder | RemoteEncoder
+    if elsewhere is not None:
+        encoder = elsewhere
+    elif spec is None:
         encoder = HFEncoder(_from_transformers("AutoModel", files.transformer, config))
     else:
         encoder = _native(load_encoder(files.transformer, spec, ops)[0])
@@ -74,6 +78,7 @@ def load_embedder(
         max_batch=max_batch,
         pad_id=tokenizer.pad_token_id or 0,
         recipe=files.recipe,
+        vocab_size=config.vocab_size,
         prepare=_preparation(ops, num_threads),
         **options,
     )
@@ -87,6 +92,7 @@ def load_reranker(
     max_batch: int = MAX_DOCUMENTS,
     kernels: str | None = None,
     num_threads: int | None = None,
+    elsewhere: RemoteEncoder | None = None,
     **options: Any,
 ) -> PoolingService:
     """The reranking service of a sequence classifier with one label (a cross-encoder); arguments as `load_embedder`.
@@ -96,7 +102,9 @@ def load_reranker(
     """
     folder = DEMO_RERANKER if str(directory) == "demo" else Path(directory).expanduser()
     if (folder / HEAD_FILE).is_file():
-        return _load_matching(folder, model_name, max_model_len, kernels, num_threads, max_batch=max_batch, **options)
+        return _load_matching(
+            folder, model_name, max_model_len, kernels, num_threads, elsewhere, max_batch=max_batch, **options
+        )
     files, saved_activation = read_reranker_files(folder)
     config = read_encoder_config(files.transformer)
     path = files.transformer / "config.json"
@@ -107,9 +115,11 @@ def load_reranker(
     tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
     ops = select(torch.device("cpu"), kernels)
     spec = native_spec(config)
-    encoder: NativeEncoder | HFEncoder
+    encoder: NativeEncoder | HFEncoder | RemoteEncoder
     head: Callable[[Tensor], Tensor] | None = _as_it_is
-    if spec is None:
+    if elsewhere is not None:
+        encoder = elsewhere
+    elif spec is None:
         encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", files.transformer, config))
     else:
         native, head = load_encoder(files.transformer, spec, ops, num_labels=1)
@@ -125,6 +135,7 @@ def load_reranker(
         max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
         max_batch=max_batch,
         pad_id=tokenizer.pad_token_id or 0,
+        vocab_size=config.vocab_size,
         prepare=_preparation(ops, num_threads),
         **options,
     )
@@ -136,6 +147,7 @@ def _load_matching(
     max_model_len: int | None,
     kernels: str | None,
     num_threads: int | None,
+    elsewhere: RemoteEncoder | None,
     **options: Any,
 ) -> PoolingService:
     """A reranker saved as what it adds to the demo embedder: an adapter as PEFT saves it, and a head for matches."""
@@ -150,11 +162,15 @@ def _load_matching(
     tokenizer = EncoderTokenizer.load(files.transformer)
     ops, spec = select(torch.device("cpu"), kernels), native_spec(config)
     assert spec is not None
-    tensors = EncoderTensors(Adapted(Safetensors(files.transformer), folder))
-    encoder = _native(Encoder(spec, tensors, ops))
-    tensors.finish()
+    encoder: MatchingEncoder | RemoteEncoder
+    if elsewhere is not None:
+        encoder = elsewhere
+    else:
+        tensors = EncoderTensors(Adapted(Safetensors(files.transformer), folder))
+        encoder = MatchingEncoder(_native(Encoder(spec, tensors, ops)), MatchHead(folder, spec.hidden_size))
+        tensors.finish()
     return PoolingService(
-        MatchingEncoder(encoder, MatchHead(folder, spec.hidden_size)),
+        encoder,
         tokenizer,
         model_name or folder.resolve().name,
         mode="cls",
@@ -162,6 +178,7 @@ def _load_matching(
         score_head=_as_it_is,
         score_activation=torch.sigmoid,
         max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
+        vocab_size=config.vocab_size,
         prepare=_preparation(ops, num_threads),
         **options,
     )

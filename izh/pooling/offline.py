@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from izh.pooling import inputs
-from izh.pooling.inputs import Entry
 from izh.pooling.service import PoolingService
+from izh.request import Entry
 
 After = Callable[[int, int], None]
 """Called with the number of texts that are done, and of their tokens."""

@@ -11,9 +11,9 @@ Invariant: an answer depends on its own call alone: order is kept, and a call th
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,11 +22,11 @@ from izh.errors import RequestError
 from izh.pooling import inputs
 from izh.pooling.answers import check_encoding, embeddings_answer, rerank_answer
 from izh.pooling.batcher import Batcher, BatchQueue
-from izh.pooling.encoders import PackedEncoder, PaddedEncoder, RemotePooler
-from izh.pooling.inputs import Entry
+from izh.pooling.encoders import PackedEncoder, PaddedEncoder, RemoteEncoder, RemotePooler
 from izh.pooling.metrics import PoolingMetrics
 from izh.pooling.pool import MODES, pool_hidden, pool_packed
 from izh.pooling.recipe import Recipe
+from izh.request import Entry
 
 INLINE_CHARACTERS = 4096  # texts up to this long together are tokenized at once: sooner done than handed to a thread
 
@@ -36,7 +36,7 @@ class PoolingService:
 
     def __init__(
         self,
-        encoder: PaddedEncoder | PackedEncoder | RemotePooler,
+        encoder: PaddedEncoder | PackedEncoder | RemotePooler | RemoteEncoder,
         tokenizer: Any,
         model_name: str,
         mode: str = "mean",
@@ -47,6 +47,7 @@ class PoolingService:
         pad_id: int = 0,
         *,
         recipe: Recipe | None = None,
+        vocab_size: int | None = None,
         score_activation: Callable[[Tensor], Tensor] | None = None,
         max_batch_tokens: int = 2048,
         max_queued_tokens: int = 262_144,
@@ -57,9 +58,9 @@ class PoolingService:
         `tokenizer.encode(text) -> ids`; to rerank also `encode_pair(query, document) -> ids or (ids, type_ids)`, the
         pair convention that the model was trained on. `score_head(pooled [S, D]) -> [S] or [S, 1]`, which
         `score_activation` turns into scores unless raw ones are asked for. `max_model_len` is in tokens, `max_batch`
-        in entries of one call. `recipe`, of a checkpoint, takes the place of `mode` and `normalize`. A step computes
-        up to `max_batch_tokens`; at most `max_queued_tokens` wait; a step waits up to `hold_s` for company. `prepare`
-        runs once, first, in the computing thread.
+        in entries of one call. `recipe`, of a checkpoint, takes the place of `mode` and `normalize`. `vocab_size` None:
+        the encoder's. A step computes up to `max_batch_tokens`; at most `max_queued_tokens` wait; a step waits up to
+        `hold_s` for company. `prepare` runs once, first, in the computing thread.
         """
         if recipe is None:
             if mode not in MODES:
@@ -74,11 +75,11 @@ class PoolingService:
         self.max_model_len = max_model_len
         self.max_batch = max_batch
         self.pad_id = pad_id
-        self.vocab_size: int | None = getattr(encoder, "vocab_size", None)
+        self.vocab_size: int | None = vocab_size or getattr(encoder, "vocab_size", None)
         self.metrics = PoolingMetrics().of(model_name)
         """Where this service counts; a server sets that of all its services."""
         queue = BatchQueue(max_batch_tokens, max(max_batch, 256), max_queued_tokens)
-        self._batcher = Batcher(self._compute, queue, hold_s, prepare, lambda *batch: self.metrics.batch(*batch))
+        self._batcher = Batcher(self.compute, queue, hold_s, prepare, lambda *batch: self.metrics.batch(*batch))
 
     def close(self) -> None:
         """End the computing thread."""
@@ -194,7 +195,7 @@ class PoolingService:
         if prompt and not self.recipe.includes_prompt:
             ids = self.tokenizer.encode(prompt)
             skip = len(ids) - (ids[-1] in self.tokenizer.special_ids)  # a closing token is not part of the prompt
-            entries = [replace(entry, skip=skip) for entry in entries]
+            entries = [msgspec.structs.replace(entry, skip=skip) for entry in entries]
         return entries
 
     def read_pairs(
@@ -252,8 +253,10 @@ class PoolingService:
             )
 
     @torch.inference_mode()
-    def _compute(self, entries: list[Entry]) -> list[Tensor]:
-        """One step, in the computing thread: a vector for each entry, or its score."""
+    def compute(self, entries: list[Entry]) -> list[Tensor]:
+        """One step, in the computing thread: a vector for each entry, or its raw score."""
+        if isinstance(self.encoder, RemoteEncoder):
+            return self.encoder.compute(entries)
         pooled = self._packed(entries) if isinstance(self.encoder, PackedEncoder) else self._padded(entries)
         return self._finish(pooled, entries)
 
@@ -303,7 +306,7 @@ class PoolingService:
         given = []
         if getattr(self.encoder, "takes_types", False) and entries[0].type_ids is not None:
             given = [torch.tensor([(e.type_ids or []) + [0] * (longest - len(e.type_ids or [])) for e in entries])]
-        assert not isinstance(self.encoder, PackedEncoder | RemotePooler)
+        assert not isinstance(self.encoder, PackedEncoder | RemotePooler | RemoteEncoder)
         hidden = self.encoder(ids, mask, *given)
         if self.recipe.modes in (("mean",), ("last",), ("cls",)) and not any(entry.skip for entry in entries):
             return pool_hidden(hidden, mask.to(hidden.device), self.recipe.modes[0], normalize=False)

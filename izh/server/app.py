@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import os
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from izh.config import RESIDENT, ServerOptions
 from izh.engine.async_llm import AsyncLLM
+from izh.engine.messages import EncoderTask
 from izh.errors import OptionError
 from izh.logs import configure_logging
 from izh.server import adapters, chat, completions, embeddings, errors, health, models, rerank, tokenize
@@ -106,8 +107,7 @@ class Server:
             await self._start_models()
         except BaseException:
             port.close()
-            self._services.close()
-            await self.engine.shutdown()
+            await self._end()
             raise
         config = uvicorn.Config(self.app, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
         self._uvicorn = uvicorn.Server(config)
@@ -141,15 +141,27 @@ class Server:
         try:
             yield
         finally:
-            self._services.close()
-            await self.engine.shutdown()
+            await self._end()
+
+    async def _end(self) -> None:
+        """The engine first: threads of the services may be waiting for it."""
+        await self.engine.shutdown()
+        await asyncio.to_thread(self._services.close)
 
     async def _start_models(self) -> None:
-        """Both take seconds: side by side."""
+        """All of it takes seconds: side by side. What the options name and nobody has set runs in the engine process;
+        its texts are read here."""
+        named: dict[EncoderTask, str | None] = {"embed": self.options.embedder, "rerank": self.options.reranker}
+        given: dict[EncoderTask, PoolingService | None] = {"embed": self.embedder, "rerank": self.reranker}
+        beside = {
+            task: directory
+            for task, directory in named.items()
+            if directory is not None and directory != RESIDENT and given[task] is None
+        }
         if self.options.embedder is not None or self.options.reranker is not None:
             # Both import it, in threads; two at once would find its lazy module half made.
             await asyncio.to_thread(importlib.import_module, "transformers")
-        await asyncio.gather(self.engine.start(), self._load_services())
+        await asyncio.gather(self.engine.start(beside), self._load_services(beside))
         if self.multimodal_processor is None:
             self.multimodal_processor = await asyncio.to_thread(_load_eyes, self.engine, self.options)
         self._services.resident = await asyncio.to_thread(_resident, self.engine, self.options, self._services)
@@ -157,12 +169,15 @@ class Server:
         if doubled := taken.intersection(self._services.names):
             raise OptionError(f"two models here are named {doubled.pop()!r}; choose another --served-model-name")
 
-    async def _load_services(self) -> None:
-        """Load the models that the options name, unless they were set."""
-        if self.embedder is None and self.options.embedder is not None:
-            self.embedder = await asyncio.to_thread(_load_embedder, self.options)
-        if self.reranker is None and self.options.reranker not in (None, RESIDENT):
-            self.reranker = await asyncio.to_thread(_load_reranker, self.options)
+    async def _load_services(self, beside: Mapping[EncoderTask, str]) -> None:
+        from izh.server.beside import load_beside  # torch comes with it
+
+        for task, directory in beside.items():
+            service = await load_beside(self.engine, task, directory, self.options)
+            if task == "embed":
+                self.embedder = service
+            else:
+                self.reranker = service
 
     def _build(self) -> FastAPI:
         app = FastAPI(title="izh", version=__version__, lifespan=self._lifespan)
@@ -198,22 +213,6 @@ def _resident(engine: AsyncLLM, options: ServerOptions, services: Services) -> "
     from izh.server.resident import Resident  # torch comes with it
 
     return Resident(engine, reranks=options.reranker == RESIDENT, metrics=services.metrics)
-
-
-def _load_embedder(options: ServerOptions) -> "PoolingService":
-    from izh.pooling import load_embedder  # torch comes with it
-
-    assert options.embedder is not None
-    name = "minilm-embed" if options.embedder == "demo" else None
-    return load_embedder(options.embedder, model_name=name, hold_s=options.pool_max_wait_ms / 1000)
-
-
-def _load_reranker(options: ServerOptions) -> "PoolingService":
-    from izh.pooling import load_reranker
-
-    assert options.reranker is not None
-    name = "minilm-rerank" if options.reranker == "demo" else None
-    return load_reranker(options.reranker, model_name=name, hold_s=options.pool_max_wait_ms / 1000)
 
 
 def _api_key(options: ServerOptions) -> str | None:

@@ -18,13 +18,12 @@ from torch import Tensor
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import ModelLoadError, OptionError
 from izh.model.projections import read_json
-from izh.pooling.inputs import Entry
 from izh.pooling.judge import JudgeTokenizer, yes_over_no
 from izh.pooling.load import MAX_DOCUMENTS, MAX_INPUTS
 from izh.pooling.metrics import PoolingMetrics
 from izh.pooling.recipe import Recipe, read_sentence_files
 from izh.pooling.service import PoolingService
-from izh.request import PoolingParams
+from izh.request import Entry, PoolingParams
 
 _WINDOW_TOKENS = 2048
 """A call's prompts go to the engine in groups of about this many tokens, two of them at a time: enough to fill a step,

@@ -49,7 +49,7 @@ async def test_a_taken_port_is_told_before_a_model_is_loaded():
 
 async def test_an_engine_that_cannot_start_frees_the_port():
     class Broken(FakeEngine):
-        async def start(self):
+        async def start(self, encoders=None):
             raise OptionError("no such model")
 
     with socket.create_server(("127.0.0.1", 0)) as free:

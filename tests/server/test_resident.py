@@ -10,8 +10,8 @@ from fake_engine import FakeEngine
 
 from izh.config import ServerOptions
 from izh.errors import ModelLoadError, OptionError, RequestError
-from izh.pooling.inputs import Entry
 from izh.pooling.metrics import PoolingMetrics
+from izh.request import Entry
 from izh.server.app import Server
 from izh.server.resident import Resident, _groups, _recipe
 from izh.text.tokenizer import Tokenizer

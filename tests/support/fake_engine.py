@@ -3,15 +3,21 @@
 It has the real tokenizer, metrics and types; only where the tokens come from is a script.
 """
 
+import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import tiny_checkpoint
 
-from izh.engine.async_llm import ModelInfo, State
+from izh.engine.async_llm import State
+from izh.engine.build import load_encoders
+from izh.engine.info import ModelInfo
+from izh.engine.messages import Encode, EncoderTask
 from izh.engine.metrics import Metrics
+from izh.errors import error_of
 from izh.outputs import CompletionOutput, RequestOutput
-from izh.request import SamplingParams
+from izh.request import Entry, SamplingParams
 from izh.text.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams], AsyncIterator[CompletionOutput]]
@@ -33,11 +39,27 @@ class FakeEngine:
         )
         self.metrics = Metrics("fake")
         self.state: State = "starting"
+        self._lock = threading.Lock()
         self.num_begun = 0
         self.num_live = 0
 
-    async def start(self) -> None:
+    async def start(self, encoders: Mapping[EncoderTask, str] | None = None) -> None:
+        self._encoders = load_encoders(encoders or {})
         self.state = "ready"
+
+    async def encode(self, encoder: EncoderTask, entries: list[Entry]) -> list[bytes]:
+        """In a thread of this process, a few at a time as in the engine's."""
+
+        def work() -> list[bytes]:
+            with self._lock:
+                self._encoders.add(Encode(call_id=0, encoder=encoder, entries=entries))
+                while not (replies := self._encoders.turn(64)):
+                    pass
+            if replies[0].error is not None:
+                raise error_of(replies[0].kind, replies[0].error)
+            return replies[0].results
+
+        return await asyncio.to_thread(work)
 
     async def shutdown(self) -> None:
         self.state = "dead"
