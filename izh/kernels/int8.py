@@ -10,7 +10,11 @@ group are of integers, none can overflow, and groups are added in order.
     result    y[n]    = t (sum over g of s[n, g] (sum over k in g of p[k] q[n, k])) + bias[n]
 
 Activations have 16 bits: products of 16 bits by 16 are what AVX2 multiplies fastest without saturating, and one scale
-for a whole row of a model's activations, with their few large ones, is too coarse for 8.
+for a whole row of a model's activations, with their few large ones, is too coarse for 8. What the perplexity of
+SmolLM2-135M-Instruct on the text of `izh bench perplexity` grows by:
+weights, a scale for each     row    row    row     row                           group
+activations                   float  16 bit 8 bit   8 bit, a scale for each 64    16 bit
+                              1.1 %  1.1 %  6.8 %   1.7 %                         -0.1 %
 """
 
 from collections.abc import Callable

@@ -32,28 +32,29 @@ _LEAST, _TOP, _UNIT = np.float32(LEAST), np.float32(TOP), np.float32(1 / TOP)
 _ROUND = np.float32(1.5 * 2**23)  # added and subtracted again it rounds to a whole number, ties to even
 
 
+# Loops walk slices of their own: an index with an offset may be negative, and is then not made vector code.
 @kernel(fastmath={"nnan", "nsz", "reassoc"})
-def _largest(x: Any, at: int, width: int) -> Any:
+def _largest(row: Any) -> Any:
     """The largest magnitude of a row; anything when one of them is not a number."""
     largest = np.float32(0.0)
-    for d in range(at, at + width):
-        largest = max(largest, abs(x[d]))
+    for d in range(row.size):
+        largest = max(largest, abs(row[d]))
     return largest
 
 
 @kernel()
-def _quantize(x: Any, at: int, width: int, codes: Any, to: int, padded: int) -> Any:
-    """Fill codes[to : to + padded] with the row's whole numbers and zeros; returns the row's scale."""
-    largest = max(_largest(x, at, width), _LEAST)
+def _quantize(row: Any, codes: Any) -> Any:
+    """Fill `codes`, as long as the row or one longer, with the row's whole numbers and zeros; returns its scale."""
+    largest = max(_largest(row), _LEAST)
     factor = _TOP / largest
-    is_number = True
-    for d in range(width):
-        value = x[at + d]
-        is_number &= value == value
-        codes[to + d] = np.int16(np.int32((value * factor + _ROUND) - _ROUND))
-    for d in range(width, padded):
-        codes[to + d] = 0
-    return largest * _UNIT if is_number and largest < np.inf else np.float32(np.nan)
+    num_nan = 0
+    for d in range(row.size):
+        if row[d] != row[d]:
+            num_nan += 1
+    for d in range(row.size):
+        codes[d] = np.int16(np.int32((row[d] * factor + _ROUND) - _ROUND))
+    codes[row.size :] = 0
+    return largest * _UNIT if num_nan == 0 and largest < np.inf else np.float32(np.nan)
 
 
 @kernel()
@@ -84,13 +85,15 @@ def _write(
 ) -> None:  # fmt: skip
     """Columns n .. n + count - 1 of rows first .. first + size - 1, from their sums; a bias of size 0 is none."""
     for i in range(size):
-        scale, to = row_scales[first + i], (first + i) * outputs + n
+        scale, start = row_scales[first + i], (first + i) * outputs + n
+        to, row = out[start : start + count], sums[i * _COLUMNS : i * _COLUMNS + count]
         if bias.size:
+            added = bias[n : n + count]
             for j in range(count):
-                out[to + j] = sums[i * _COLUMNS + j] * scale + bias[n + j]
+                to[j] = row[j] * scale + added[j]
         else:
             for j in range(count):
-                out[to + j] = sums[i * _COLUMNS + j] * scale
+                to[j] = row[j] * scale
 
 
 @kernel()
@@ -128,11 +131,11 @@ def _linear(
     panel = max(_PANEL // padded // ROWS, 1) * ROWS
     if threads == 1 or rows < 4 * threads:
         for i in range(rows):
-            row_scales[i] = _quantize(x, i * x_row, width, codes, i * padded, padded)
+            row_scales[i] = _quantize(x[i * x_row : i * x_row + width], codes[i * padded : (i + 1) * padded])
     else:
         for t in prange(threads):
             for i in range(share(rows, t, threads), share(rows, t + 1, threads)):
-                row_scales[i] = _quantize(x, i * x_row, width, codes, i * padded, padded)
+                row_scales[i] = _quantize(x[i * x_row : i * x_row + width], codes[i * padded : (i + 1) * padded])
     for t in prange(threads):
         start, stop = share(units, t, threads), share(units, t + 1, threads)
         for first in range(0, rows, panel):
@@ -141,8 +144,7 @@ def _linear(
 
 
 class _Int8Linear:
-    """See `Ops.quantize_linear`. Codes lie as `simd_int8.py` wants them, filled with
-    zeros."""
+    """See `Ops.quantize_linear`. Codes lie as `simd_int8.py` wants them, filled up with zeros."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.outputs, self.width = check("weight", weight, torch.float32, 2)
