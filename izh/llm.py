@@ -68,7 +68,7 @@ class LLM:
             tokenizer = Tokenizer.load(source.path)
             engine = build(self.options, source, quiet=quiet)
             self._generator = _Generator(tokenizer, engine.core, Control(engine.adapters), OutputProcessor(tokenizer))
-        elif idle := sorted(set(options) - {"num_threads"}):
+        elif idle := sorted(set(options) - {"num_threads", "quantization"}):
             raise OptionError(f"{idle[0]} is about a model that generates, and this LLM has model=None; leave it out")
         self._embedder = None if embedder is None else self._load_embedder(embedder)
         self._reranker = None if reranker is None else self._load_reranker(reranker)
@@ -228,12 +228,12 @@ class LLM:
     def _load_embedder(self, directory: str | Path) -> "PoolingService":
         from izh.pooling import load_embedder
 
-        return load_embedder(directory, num_threads=self.options.num_threads)
+        return load_embedder(directory, num_threads=self.options.num_threads, quantization=self.options.quantization)
 
     def _load_reranker(self, directory: str | Path) -> "PoolingService":
         from izh.pooling import load_reranker
 
-        return load_reranker(directory, num_threads=self.options.num_threads)
+        return load_reranker(directory, num_threads=self.options.num_threads, quantization=self.options.quantization)
 
     def load_lora(self, name: str, directory: str | Path, *, replace: bool = False) -> None:
         """Let prompts name the adapter of this directory from now on. Raises AdapterError, with nothing changed."""

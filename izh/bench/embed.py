@@ -83,7 +83,7 @@ def report(engine: EngineOptions, options: EmbedBenchOptions) -> int:
             task = bar.add_task(title, total=(1 + options.repeats) * num_engines)
             return lambda: bar.update(task, advance=1, refresh=True)
 
-        service = load_embedder(folder, num_threads=num_threads)
+        service = load_embedder(folder, num_threads=num_threads, quantization=engine.quantization)
         contestants: dict[str, Embed] = {"izh": partial(embed_cut, service)}
         if no_transformers is None:
             contestants[SENTENCE_TRANSFORMERS] = sentence_transformer(folder, service.recipe.normalize)

@@ -7,13 +7,14 @@ Invariant: the service computes what the checkpoint's own library computes, or l
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from izh.errors import ModelLoadError
+from izh.errors import ModelLoadError, OptionError
 from izh.kernels.ops import Ops
 from izh.kernels.reference import REFERENCE
 from izh.kernels.select import select
@@ -47,6 +48,7 @@ def load_embedder(
     max_batch: int = MAX_INPUTS,
     kernels: str | None = None,
     num_threads: int | None = None,
+    quantization: str | None = None,
     elsewhere: RemoteEncoder | None = None,
     **options: Any,
 ) -> PoolingService:
@@ -54,19 +56,22 @@ def load_embedder(
     all-MiniLM-L6-v2.
 
     `max_model_len` None: what the checkpoint says. `kernels` and `num_threads` None: chosen for this machine, as for
-    the engine. With `elsewhere`, which has loaded the same directory, no weights are read here. `options` go to
-    PoolingService. Raises: ModelLoadError, OptionError.
+    the engine. `quantization` "int8" holds the weights of the linear layers in 8 bits, for an encoder that izh computes
+    itself. With `elsewhere`,
+    which has loaded the same directory, no weights are read here. `options` go to PoolingService. Raises:
+    ModelLoadError, OptionError.
     """
     folder = demo_embedder_directory() if str(directory) == "demo" else Path(directory).expanduser()
     files = read_sentence_files(folder)
     config = read_encoder_config(files.transformer)
     tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
-    ops = select(torch.device("cpu"), kernels)
+    ops = _ops(kernels, quantization)
     spec = native_spec(config)
     encoder: NativeEncoder | HFEncoder | RemoteEncoder
     if elsewhere is not None:
         encoder = elsewhere
     elif spec is None:
+        _refuse(quantization, files.transformer, config)
         encoder = HFEncoder(_from_transformers("AutoModel", files.transformer, config))
     else:
         encoder = _native(load_encoder(files.transformer, spec, ops)[0])
@@ -92,6 +97,7 @@ def load_reranker(
     max_batch: int = MAX_DOCUMENTS,
     kernels: str | None = None,
     num_threads: int | None = None,
+    quantization: str | None = None,
     elsewhere: RemoteEncoder | None = None,
     **options: Any,
 ) -> PoolingService:
@@ -103,7 +109,14 @@ def load_reranker(
     folder = DEMO_RERANKER if str(directory) == "demo" else Path(directory).expanduser()
     if (folder / HEAD_FILE).is_file():
         return _load_matching(
-            folder, model_name, max_model_len, kernels, num_threads, elsewhere, max_batch=max_batch, **options
+            folder,
+            model_name,
+            max_model_len,
+            _ops(kernels, quantization),
+            num_threads,
+            elsewhere,
+            max_batch=max_batch,
+            **options,
         )
     files, saved_activation = read_reranker_files(folder)
     config = read_encoder_config(files.transformer)
@@ -113,13 +126,14 @@ def load_reranker(
     if config.num_labels != 1:
         raise ModelLoadError(f"{path}: the classifier has {config.num_labels} labels; a reranker has one score")
     tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
-    ops = select(torch.device("cpu"), kernels)
+    ops = _ops(kernels, quantization)
     spec = native_spec(config)
     encoder: NativeEncoder | HFEncoder | RemoteEncoder
     head: Callable[[Tensor], Tensor] | None = _as_it_is
     if elsewhere is not None:
         encoder = elsewhere
     elif spec is None:
+        _refuse(quantization, files.transformer, config)
         encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", files.transformer, config))
     else:
         native, head = load_encoder(files.transformer, spec, ops, num_labels=1)
@@ -145,7 +159,7 @@ def _load_matching(
     folder: Path,
     model_name: str | None,
     max_model_len: int | None,
-    kernels: str | None,
+    ops: Ops,
     num_threads: int | None,
     elsewhere: RemoteEncoder | None,
     **options: Any,
@@ -160,7 +174,7 @@ def _load_matching(
     files = SentenceFiles(recipe=Recipe(), transformer=demo_embedder_directory())
     config = read_encoder_config(files.transformer)
     tokenizer = EncoderTokenizer.load(files.transformer)
-    ops, spec = select(torch.device("cpu"), kernels), native_spec(config)
+    spec = native_spec(config)
     assert spec is not None
     encoder: MatchingEncoder | RemoteEncoder
     if elsewhere is not None:
@@ -182,6 +196,24 @@ def _load_matching(
         prepare=_preparation(ops, num_threads),
         **options,
     )
+
+
+def _ops(kernels: str | None, quantization: str | None) -> Ops:
+    """The CPU's ops; in 8 bits what freezes a weight quantizes it. Raises OptionError for another quantization."""
+    ops = select(torch.device("cpu"), kernels)
+    if quantization is None:
+        return ops
+    if quantization != "int8":
+        raise OptionError(f"quantization: {quantization!r} is not known; int8 is")
+    return replace(ops, freeze_linear=ops.quantize_linear)
+
+
+def _refuse(quantization: str | None, folder: Path, config: Any) -> None:
+    """Raises OptionError when an encoder that runs on transformers is to be quantized."""
+    if quantization is not None:
+        raise OptionError(
+            f"quantization: {folder} ({config.model_type}) runs on transformers; leave {quantization} out"
+        )
 
 
 def _as_it_is(logits: Tensor) -> Tensor:
@@ -233,7 +265,7 @@ def _preparation(ops: Ops, num_threads: int | None) -> Callable[[], None] | None
     """What sets the number of threads, in the thread that computes."""
     if num_threads is None:
         return None
-    if ops is REFERENCE:
+    if ops.linear is REFERENCE.linear:
         return lambda: torch.set_num_threads(num_threads)
     from izh.kernels.cpu.threads import set_num_threads
 
