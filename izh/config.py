@@ -95,6 +95,11 @@ class KernelOptions:
         "keep the projections' weights a second time in the order that makes prompts fastest (CPU, fp32); "
         "default: on when a quarter of the free memory holds them",
     )
+    deterministic: bool = option(
+        False,
+        "compute each row in one order of arithmetic, so that a request's logits are the same to the last bit whatever "
+        "runs beside it (CPU, fp32; prompts take longer)",
+    )
     num_threads: int | None = option(None, "CPU threads of the engine; default: the cores this process may use")
 
 

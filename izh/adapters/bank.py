@@ -27,15 +27,16 @@ from izh.kernels.select import select
 from izh.model.decoder import Decoder, Embedding
 from izh.model.quantize import Int8Embedding, Int8Linear
 
-_KERNELS = {"torch": "reference", "cpu": "numba", "triton": "triton"}
+_KERNELS = {"torch": "reference", "cpu": "numba", "deterministic": "deterministic", "triton": "triton"}
 
 
 class AdapterBank:
     """`capacity` slots of rank up to `max_rank` beside the linears of `flat` whose last name is in `targets`.
 
     Wraps them in place; a model has one bank. Of a `Decoder` every projection, the LM head and the token embedding can
-    be adapted, whatever `targets` says. `backend` is "torch" (the definition), "cpu" (compiled kernels) or "triton"
-    (a model on a GPU; on CPU only in Triton's interpreter).
+    be adapted, whatever `targets` says. `backend` is "torch" (the definition), "cpu" (compiled kernels),
+    "deterministic" (those, each row in one order of arithmetic) or "triton" (a model on a GPU; on CPU only in Triton's
+    interpreter).
 
     By hand: `load` or `load_peft`; then for each forward `acquire`, `activate`, the forward, `release`. The engine
     decides slots in its gate and uses `write`.
@@ -78,7 +79,7 @@ class AdapterBank:
         rows = self._current_rows
         wrapped: AdapterLinear | AdapterEmbedding
         if isinstance(base, Embedding | Int8Embedding):
-            wrapped = AdapterEmbedding(base, site.parts[0].path, capacity, self.max_rank, rows)
+            wrapped = AdapterEmbedding(base, site.parts[0].path, capacity, self.max_rank, ops, rows)
         else:
             assert isinstance(base, nn.Linear | Int8Linear)
             wrapped = AdapterLinear(base, site.parts, capacity, self.max_rank, ops, rows)

@@ -183,6 +183,7 @@ class AdapterEmbedding(nn.Module):
         path: str,
         capacity: int,
         max_rank: int,
+        ops: Ops,
         rows: Callable[[], AdapterRows | None],
     ) -> None:
         super().__init__()
@@ -195,6 +196,7 @@ class AdapterEmbedding(nn.Module):
         self.ranks = [0] * capacity
         self._gain: dict[int, Tensor] = {}  # [D], by slot
         self._replaced: dict[int, ReplacedRows] = {}  # by slot
+        self._ops = ops
         self._rows = rows
 
     def forward(self, token_ids: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ class AdapterEmbedding(nn.Module):
         found = self._replaced[slot].look_up(base, tokens) if slot in self._replaced else base
         if slot in self._gain:
             found = found * self._gain[slot]
-        return found + self.a[slot][:rank, tokens].T @ self.b[slot, :, :rank].T
+        return found + self._ops.linear(self.a[slot][:rank, tokens].T.contiguous(), self.b[slot, :, :rank], None)
 
     def dora_gain(self, part: Part, delta: ModuleDelta) -> Tensor:
         """What DoRA scales the base's part of an embedding by, [D]."""

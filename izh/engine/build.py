@@ -153,7 +153,7 @@ def pack_features(features: Mapping[str, Any]) -> PackedFeatures:
 
 
 def _bank_backend(kernels: str | None) -> str:
-    return {"reference": "torch", "triton": "triton"}.get(kernels or "", "cpu")
+    return {"reference": "torch", "deterministic": "deterministic", "triton": "triton"}.get(kernels or "", "cpu")
 
 
 @contextlib.contextmanager

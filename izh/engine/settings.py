@@ -55,15 +55,18 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
     dtype = _DTYPES[options.dtype or ("fp32" if device.type == "cpu" else "bf16")]
     # 3. Kernels and cores.
     kernels = options.kernels or default_kernels(device)
+    if options.deterministic:
+        if kernels != "numba" or dtype != torch.float32:
+            raise OptionError("--deterministic is for --device cpu, --dtype fp32 and --kernels numba")
+        kernels = "deterministic"
     num_threads = options.num_threads or len(os.sched_getaffinity(0))
     if num_threads < 1:
         raise OptionError(f"--num-threads must be at least 1, got {num_threads}")
     # 4. The step.
     limits = _limits(options)
     # 5. A second copy of the weights, for prompts.
-    can_pack = device.type == "cpu" and dtype == torch.float32 and kernels == "numba"
     _check_quantization(options, device, dtype, kernels)
-    can_pack = can_pack and options.quantization is None
+    can_pack = dtype == torch.float32 and kernels == "numba" and options.quantization is None
     packs_weights = _packs_weights(options, spec, can_pack)
     packed_bytes = projection_bytes(spec, dtype) if packs_weights else 0
     held_bytes = int(weight_bytes(spec, dtype) / (1 if options.quantization is None else _INT8_SAVES))
@@ -134,7 +137,10 @@ def _packs_weights(options: EngineOptions, spec: ModelSpec, can_pack: bool) -> b
         free = psutil.virtual_memory().available - weight_bytes(spec, torch.float32)
         return can_pack and projection_bytes(spec, torch.float32) <= free * _PACKED_SHARE
     if options.pack_weights and not can_pack:
-        raise OptionError("--pack-weights is for --device cpu, --dtype fp32 and --kernels numba; no --quantization")
+        raise OptionError(
+            "--pack-weights is for --device cpu, --dtype fp32 and --kernels numba, without --quantization and "
+            "--deterministic"
+        )
     return options.pack_weights
 
 

@@ -34,8 +34,9 @@ def default_kernels(device: torch.device) -> str:
 
 def select(device: torch.device, kernels: str | None) -> Ops:
     """The op table for `device`: "numba" (cpu), "triton" (cuda: low-rank corrections by Triton, the other ops by the
-    reference), "reference" (any device); None takes `default_kernels`. On cpu "triton" runs in Triton's interpreter,
-    when TRITON_INTERPRET=1 was set at the start: for tests.
+    reference), "reference" (any device), "deterministic" (cpu: numba's, each row in one order of arithmetic); None
+    takes `default_kernels`. On cpu "triton" runs in Triton's interpreter, when TRITON_INTERPRET=1 was set at the start:
+    for tests.
 
     Raises: OptionError when `kernels` is no name, does not run on `device`, or lacks a library.
     """
@@ -44,15 +45,16 @@ def select(device: torch.device, kernels: str | None) -> Ops:
         return REFERENCE
     if name == "triton":
         return _triton(device)
-    if name != "numba":
+    if name not in ("numba", "deterministic"):
         raise OptionError(f"kernels: {name!r} is not known; {_CHOICES}")
     if device.type != "cpu":
-        raise OptionError(f"kernels: 'numba' runs on cpu, not on {device}; {_CHOICES}")
+        raise OptionError(f"kernels: {name!r} runs on cpu, not on {device}; {_CHOICES}")
+    from izh.kernels.cpu.deterministic import DETERMINISTIC
     from izh.kernels.cpu.table import NUMBA
     from izh.kernels.cpu.threads import choose_layer
 
     choose_layer()
-    return NUMBA
+    return NUMBA if name == "numba" else DETERMINISTIC
 
 
 def _triton(device: torch.device) -> Ops:

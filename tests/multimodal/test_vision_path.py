@@ -169,7 +169,8 @@ def test_every_chunk_size_and_few_blocks_give_the_same(path, folder, llm, tokens
     )
     got = few.generate([m.token_ids for m in made], GREEDY, features=[m.features() for m in made])
     assert [a.outputs[0].token_ids for a in got] == [a.outputs[0].token_ids for a in wanted]
-    assert few._generating.core.stats.num_preempted > 0 or tokens < 64  # with small steps one ends before the next has begun
+    # With small steps one ends before the next has begun.
+    assert few._generating.core.stats.num_preempted > 0 or tokens < 64
 
 
 def test_the_same_tokens_with_other_pixels_or_another_encoder_share_no_block(path, folder, llm):
