@@ -1,7 +1,7 @@
 """Images in the prompt.
 
-Public: VisionConfig, VisionEncoder, VisionProcessor, VisionPath, VisionPrompt, expand_images, mrope_cos_sin, imported
-lazily so that whoever needs one of them does not load what the others need.
+Public: VisionConfig, VisionEncoder, VisionProcessor, VisionPath, VisionPrompt, expand_images, mrope_cos_sin,
+validate_features, imported lazily so that whoever needs one of them does not load what the others need.
 """
 
 from importlib import import_module
@@ -15,6 +15,7 @@ _PUBLIC = {
     "VisionPrompt": "izh.multimodal.prompt",
     "expand_images": "izh.multimodal.prompt",
     "mrope_cos_sin": "izh.multimodal.mrope",
+    "validate_features": "izh.multimodal.features",
 }
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "VisionPrompt",
     "expand_images",
     "mrope_cos_sin",
+    "validate_features",
 ]
 
 
