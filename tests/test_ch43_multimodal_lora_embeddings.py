@@ -134,7 +134,7 @@ def test_pooling_sees_no_padding():
     assert torch.equal(pool_hidden(hidden, mask, "last", False), torch.stack([hidden[0, 2], hidden[1, 3]]))
     assert torch.allclose(pool_hidden(hidden, mask, "mean").norm(dim=1), torch.ones(2))
     for wrong in ({"mode": "cls"}, {"mode": "best"}, {"mask": mask * 0}, {"mask": mask[:1]}):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             pool_hidden(**({"hidden": hidden, "mask": mask} | wrong))
 
 
@@ -199,7 +199,7 @@ def test_a_service_with_a_head_reranks_pairs(bert):
     finally:
         made.close()
     headless = service(bert)
-    with pytest.raises(RequestError, match="rerank|head"):
+    with pytest.raises(RequestError, match=r"rerank|head"):
         asyncio.run(headless.rerank("q", ["a"]))
     headless.close()
 
