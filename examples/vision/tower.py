@@ -34,8 +34,8 @@ class Schedule:
     telling: float = 0.0  # weight of the rows beside that of the facts
 
 
-LOOK = Schedule(steps=4000, learning_rate=1e-3)
-TELL = Schedule(steps=2000, learning_rate=6e-4, telling=2.0)
+LOOK = Schedule(steps=6000, learning_rate=1e-3)
+TELL = Schedule(steps=2500, learning_rate=6e-4, telling=2.0)
 
 
 class Seer(nn.Module):

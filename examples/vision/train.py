@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from judge import judge
 from rows import SECTIONS, Rows
-from scenes import Scene, held_out_digits, picture_of_digit, picture_of_shapes
+from scenes import any_shapes, held_out_digits, picture_of_digit, picture_of_shapes
 from tower import CONFIG, LOOK, TELL, Seer, train
 from wish import wish
 
@@ -63,7 +63,7 @@ def save(seer: Seer, directory: Path) -> None:
     (directory / "model.safetensors").chmod(0o644)
     draw = random.Random(7)
     picture_of_digit(*held_out_digits()[0], draw, 8).image.save(directory / "digit.png")
-    scene = Scene(colour="red", shape="star", count=1, place="top right")
+    scene = next(scene for scene in iter(lambda: any_shapes(draw), None) if scene.place)
     picture_of_shapes(scene, draw, 64).image.save(directory / "shapes.png")
 
 

@@ -74,6 +74,19 @@ def test_rows_begin_as_words() -> None:
     assert "<digit>" in words
 
 
+def test_every_wording_and_value_is_taught_as_often_as_the_others() -> None:
+    import questions
+    import wish
+
+    draw, digit = wish.Evenly(1), wish.Scene(digit=3)
+    asked = [questions.ask(digit, "digit", questions.ASKED, draw).question for _ in range(28)]
+    assert {asked.count(each) for each in questions.ASKED["digit"]} == {2}
+    scenes = [wish.any_shapes(draw) for _ in range(120)]
+    assert {sum(scene.colour == colour for scene in scenes) for colour in {scene.colour for scene in scenes}} == {15}
+    assert {sum(scene.count == count for scene in scenes) for count in (2, 3, 4)} == {20}
+    assert asked[:14] != asked[14:]
+
+
 def test_packed_conversations_have_the_loss_of_each_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wish
 
