@@ -71,3 +71,63 @@ def test_a_call_that_fails_fails_alone():
 def test_a_call_of_an_encoder_that_is_not_there_is_our_own_mistake():
     with pytest.raises(AssertionError, match="rerank"):
         Encoders({"embed": Counting()}).add(call(1, 3, encoder="rerank"))
+
+
+class Clock:
+    """A time that only computing takes: 1 second a token."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def compute(self, entries):
+        self.now_s += sum(len(entry.ids) for entry in entries)
+        return [b"" for _ in entries]
+
+
+def busy(num_entries):
+    """Encoders with calls of two kinds, each entry a turn alone that takes 300 s; and their clock."""
+    clock = Clock()
+    encoders = Encoders({"embed": clock.compute, "rerank": clock.compute}, lambda: clock.now_s)
+    encoders.add(call(1, *[300] * num_entries))
+    encoders.add(call(2, *[300] * num_entries, encoder="rerank"))
+    return encoders, clock
+
+
+@pytest.mark.parametrize("step_s", [10.0, 200.0, 300.0, 1000.0])
+def test_turns_have_as_long_as_steps(step_s):
+    encoders, clock = busy(1000)
+    for num_steps in range(1, 201):
+        before_s = clock.now_s
+        assert list(encoders.after_step(step_s)) == []
+        assert abs(clock.now_s - num_steps * step_s) <= 300, "the two are never further apart than a turn"
+        assert clock.now_s - before_s <= step_s + 300
+
+
+def test_what_turns_leave_unused_is_lost_to_them():
+    encoders, clock = busy(100)
+    idle = Encoders({}, lambda: clock.now_s)
+    assert list(idle.after_step(500.0)) == []
+    few, few_clock = busy(1)
+    assert {reply.call_id for reply in few.after_step(10_000.0)} == {1, 2}
+    few.add(call(3, *[300] * 100))
+    list(few.after_step(10.0))
+    assert few_clock.now_s == 900
+    list(encoders.after_step(10.0))
+    assert clock.now_s == 300
+
+
+def test_a_debt_does_not_outlive_the_requests():
+    encoders, clock = busy(100)
+    list(encoders.after_step(1.0))
+    list(encoders.while_idle())
+    spent_s = clock.now_s
+    assert spent_s == 300 + 6 * 300, "an idle turn holds more"
+    list(encoders.after_step(1.0))
+    assert clock.now_s == spent_s + 300
+
+
+def test_a_reply_leaves_before_the_next_turn():
+    encoders, clock = busy(1)
+    replies = encoders.after_step(10_000.0)
+    assert next(replies).call_id == 1
+    assert clock.now_s == 300
