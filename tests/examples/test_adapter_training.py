@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import example_modules
 import pytest
 import tiny_checkpoint
 import torch
@@ -17,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "adapters"
 
 @pytest.fixture(autouse=True)
 def examples_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
+    example_modules.make_importable(monkeypatch, FOLDER)
 
 
 def test_no_held_out_case_has_templates_or_words_of_the_training() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import example_modules
 import pytest
 import torch
 
@@ -34,7 +35,7 @@ AUTHOR
 
 @pytest.fixture(autouse=True)
 def examples_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
+    example_modules.make_importable(monkeypatch, FOLDER)
 
 
 def test_a_page_is_its_description_and_prose() -> None:

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import example_modules
 import numpy as np
 import pytest
 import tiny_checkpoint
@@ -17,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "vision"
 
 @pytest.fixture(autouse=True)
 def examples_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
+    example_modules.make_importable(monkeypatch, FOLDER)
 
 
 def test_no_held_out_digit_is_learned_from() -> None:

@@ -73,9 +73,11 @@ def loaded(http, **adapters: str) -> Iterator[None]:
         answer = load(http, name, path)
         assert answer.status_code == 200, answer.text
         assert answer.text == f"Success: LoRA adapter '{name}' added successfully."
-    yield
-    for name in adapters:
-        assert unload(http, name).status_code == 200
+    try:
+        yield
+    finally:  # what one test leaves would fail the next
+        answers = [unload(http, name) for name in adapters]
+    assert [answer.status_code for answer in answers] == [200] * len(adapters)
 
 
 def test_an_adapter_is_there_once_loaded_and_gone_once_unloaded(http, folders):
@@ -163,16 +165,19 @@ def test_fifty_bad_loads_of_different_kinds_change_no_other_request(http, folder
             for number, (kind, (folder, text)) in enumerate(bad.items()):
                 # A new name, a name in use, a name in use that is to be replaced.
                 name, fields = (("new", {}), ("one", {}), ("two", {"load_inplace": True}))[number % 3]
+                before = num_answers
                 answer = load(http, name, folder.name, **fields)
                 assert answer.status_code in (400, 404), (kind, answer.text)
                 message = answer.json()["error"]["message"]
                 assert ("loaded already" if name == "one" else text) in message or answer.status_code == 404, kind
+                while num_answers == before and any(client.is_alive() for client in clients):
+                    time.sleep(0.002)  # so that every load has met traffic
         finally:
             stop.set()
             for client in clients:
                 client.join(60)
         assert wrong == []
-        assert num_answers > 50
+        assert num_answers >= len(bad)
         assert set(listed(http)) == {"tiny", "one", "two", "three"}
         assert {name: ask(http, name) for name in names} == expected
     assert ask(http) == expected[None]
