@@ -32,7 +32,10 @@ class ModelOptions:
         None, "weights and activations; default: fp32 on cpu, bf16 on cuda", ("fp32", "fp16", "bf16")
     )
     quantization: str | None = option(
-        None, "hold the weights in 8 bits, for twice the speed or so (CPU, fp32); default: as --dtype says", ("int8",)
+        None,
+        "hold the weights in 8 bits, also those of --embedder and --reranker, for twice the speed or so (CPU, fp32); "
+        "default: as --dtype says",
+        ("int8",),
     )
     max_model_len: int | None = option(
         None, "longest prompt plus answer, in tokens; default: the model's own, if it fits"

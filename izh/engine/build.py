@@ -57,10 +57,10 @@ class Engine:
     adapters: AdapterShelf | None
 
 
-def load_encoders(directories: Mapping[EncoderTask, str]) -> Encoders:
-    """The models beside the generator. Raises ModelLoadError."""
+def load_encoders(directories: Mapping[EncoderTask, str], quantization: str | None = None) -> Encoders:
+    """The models beside the generator, with its quantization as far as they can. Raises ModelLoadError, OptionError."""
     services = {
-        task: (load_embedder if task == "embed" else load_reranker)(directory)
+        task: (load_embedder if task == "embed" else load_reranker)(directory, quantization=quantization)
         for task, directory in directories.items()
     }
     return Encoders({task: partial(_computed, service) for task, service in services.items()})

@@ -1,15 +1,19 @@
 """Encoders beside the generator: their work is done between two steps, on the steps' thread.
 
-Owns: Encoders: which calls wait, how much of them is computed at a time, and the one reply to each.
+Owns: Encoders: which calls wait, how much of them is computed at a time, the one reply to each, and their share of the
+time while requests run: half of it, whatever a token costs here and there.
 Must not know: what an encoder is (it is given functions), requests, sockets.
 Invariants: every Encode gets one Encoded; calls take turns, so that a long one delays a short one by a turn at most.
+
+    step (21 ms)   turn turn (2 x 14 ms)   step   turn   step   turn turn   ...
 
 One thread computes everything, with one pool of threads under it. Two pools, of two processes on the same cores, slow
 each other down tenfold.
 """
 
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from izh.engine.messages import Encode, Encoded
@@ -20,8 +24,9 @@ Compute = Callable[[list[Entry]], list[bytes]]
 """What an encoder makes of each entry: float32, little-endian."""
 
 TURN_TOKENS = 256
-"""Tokens encoded between two steps while requests run: what they wait longer for a token. MiniLM takes 18 ms for so
-many on two cores, about as long as a step of the demo model takes. No entry is cut: a longer one is a turn alone."""
+"""Tokens of a turn while requests run: what they may wait longer than their fair part for a token. MiniLM takes 18 ms
+for so many on two cores, about as long as a step of the demo model takes. No entry is cut: a longer one is a turn
+alone."""
 IDLE_TURN_TOKENS = 2048
 """The same while no request runs: a turn ends all the same, to look for messages."""
 
@@ -45,10 +50,12 @@ class _Call:
 class Encoders:
     """Works off calls, some of them at a time."""
 
-    def __init__(self, computes: Mapping[str, Compute]) -> None:
-        """`computes` by the names that calls use."""
+    def __init__(self, computes: Mapping[str, Compute], clock: Callable[[], float] = time.perf_counter) -> None:
+        """`computes` by the names that calls use. `clock` is in seconds."""
         self._computes = computes
+        self._clock = clock
         self._calls: deque[_Call] = deque()
+        self._left_s = 0.0  # of what the steps have taken, what the turns have not; below 0: they have had more
 
     @property
     def is_busy(self) -> bool:
@@ -59,6 +66,21 @@ class Encoders:
         """Take in a call."""
         assert message.encoder in self._computes, f"no encoder {message.encoder!r} was built"
         self._calls.append(_Call(message))
+
+    def after_step(self, step_s: float) -> Iterator[Encoded]:
+        """Take turns until they have had as long as the steps; each reply as it is made. The last step took `step_s`.
+        What turns leave unused is lost to them; what one takes too long is taken off the next ones."""
+        self._left_s = min(self._left_s, 0.0) + step_s
+        while self._calls and self._left_s > 0:
+            start_s = self._clock()
+            replies = self.turn(TURN_TOKENS)
+            self._left_s -= self._clock() - start_s
+            yield from replies
+
+    def while_idle(self) -> Iterator[Encoded]:
+        """Take one turn, where nobody waits for a step."""
+        self._left_s = 0.0
+        yield from self.turn(IDLE_TURN_TOKENS)
 
     def turn(self, max_tokens: int) -> list[Encoded]:
         """Compute some of the call whose turn it is; the reply, if that was the last of it."""

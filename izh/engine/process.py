@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import zmq
@@ -16,7 +17,7 @@ import zmq
 from izh.engine.build import Engine, build, load_encoders
 from izh.engine.control import Control
 from izh.engine.core import EngineCore
-from izh.engine.encoders import IDLE_TURN_TOKENS, TURN_TOKENS, Encoders
+from izh.engine.encoders import Encoders
 from izh.engine.messages import (
     Abort,
     Add,
@@ -55,7 +56,8 @@ def main() -> None:
         adapters={name: Path(directory) for name, directory in start.adapters.items()},
     )
     try:
-        encoders = load_encoders(start.encoders)  # first: what they leave of the memory is shared out next
+        # First: what they leave of the memory is shared out next.
+        encoders = load_encoders(start.encoders, start.options.quantization)
         engine = build(start.options, source)
     except IzhError as error:
         socket.send(encode(Broken(error=str(error), kind=type(error).__name__)))
@@ -87,13 +89,15 @@ def serve(engine: Engine, encoders: Encoders, socket: zmq.Socket[bytes]) -> None
             timeout_ms = 0
         for reply in control.replies():
             socket.send(encode(reply))
+        start_s = time.perf_counter()
         outputs = core.step()
+        step_s = time.perf_counter() - start_s
         stats = core.stats
         did_nothing = not outputs and stats.num_running == 0
         if not did_nothing:
             socket.send(encode(Stepped(outputs=outputs, stats=stats)))
         idle = did_nothing and not encoders.is_busy
-        for encoded in encoders.turn(IDLE_TURN_TOKENS if did_nothing else TURN_TOKENS):
+        for encoded in encoders.while_idle() if did_nothing else encoders.after_step(step_s):
             socket.send(encode(encoded))
 
 

@@ -56,10 +56,9 @@ def load_embedder(
     all-MiniLM-L6-v2.
 
     `max_model_len` None: what the checkpoint says. `kernels` and `num_threads` None: chosen for this machine, as for
-    the engine. `quantization` "int8" holds the weights of the linear layers in 8 bits, for an encoder that izh computes
-    itself. With `elsewhere`,
-    which has loaded the same directory, no weights are read here. `options` go to PoolingService. Raises:
-    ModelLoadError, OptionError.
+    the engine. `quantization` "int8" holds the weights of the linear layers in 8 bits; an encoder that runs on
+    `transformers` stays in float32, and the log says so. With `elsewhere`, which has loaded the same directory, no
+    weights are read here. `options` go to PoolingService. Raises: ModelLoadError, OptionError.
     """
     folder = demo_embedder_directory() if str(directory) == "demo" else Path(directory).expanduser()
     files = read_sentence_files(folder)
@@ -71,7 +70,7 @@ def load_embedder(
     if elsewhere is not None:
         encoder = elsewhere
     elif spec is None:
-        _refuse(quantization, files.transformer, config)
+        _stays_whole(quantization, files.transformer, config)
         encoder = HFEncoder(_from_transformers("AutoModel", files.transformer, config))
     else:
         encoder = _native(load_encoder(files.transformer, spec, ops)[0])
@@ -133,7 +132,7 @@ def load_reranker(
     if elsewhere is not None:
         encoder = elsewhere
     elif spec is None:
-        _refuse(quantization, files.transformer, config)
+        _stays_whole(quantization, files.transformer, config)
         encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", files.transformer, config))
     else:
         native, head = load_encoder(files.transformer, spec, ops, num_labels=1)
@@ -208,11 +207,14 @@ def _ops(kernels: str | None, quantization: str | None) -> Ops:
     return replace(ops, freeze_linear=ops.quantize_linear)
 
 
-def _refuse(quantization: str | None, folder: Path, config: Any) -> None:
-    """Raises OptionError when an encoder that runs on transformers is to be quantized."""
+def _stays_whole(quantization: str | None, folder: Path, config: Any) -> None:
+    """Say so: the option is about all models of a process, and one of them is no reason to refuse it to the others."""
     if quantization is not None:
-        raise OptionError(
-            f"quantization: {folder} ({config.model_type}) runs on transformers; leave {quantization} out"
+        log.warning(
+            "quantization %s: %s (%s) runs on transformers and stays in float32",
+            quantization,
+            folder,
+            config.model_type,
         )
 
 

@@ -1,8 +1,13 @@
 """Encoders in 8 bits: vectors close to those of the whole weights, and the same in any company."""
 
+import logging
+
+import encoders_made
 import pytest
 import torch
 
+from izh.engine.build import load_encoders
+from izh.engine.messages import Encode
 from izh.errors import OptionError
 from izh.llm import LLM
 from izh.pooling import load_embedder, load_reranker
@@ -29,6 +34,29 @@ def test_llm_passes_it_on() -> None:
     whole = LLM(model=None, embedder="demo", quiet=True).embed(["a cat"])
     assert vector.shape == whole.shape
     assert (vector != whole).any()
+
+
+async def test_models_beside_the_generator_take_its_quantization() -> None:
+    service = load_embedder("demo", quantization="int8")
+    expected = service.compute(service.read(TEXTS))
+    encoders = load_encoders({"embed": "demo"}, "int8")
+    encoders.add(Encode(call_id=1, encoder="embed", entries=service.read(TEXTS)))
+    (reply,) = encoders.turn(10_000)
+    assert reply.results == [vector.numpy().tobytes() for vector in expected]
+    service.close()
+
+
+async def test_what_runs_on_transformers_stays_whole_and_the_log_says_so(tmp_path, caplog) -> None:
+    encoders_made.save(tmp_path, "bert", hidden_act="silu")
+    with caplog.at_level(logging.WARNING, "izh.pooling.load"):
+        quantized, whole = load_embedder(tmp_path, quantization="int8"), load_embedder(tmp_path)
+    (line,) = caplog.messages
+    assert "quantization int8" in line
+    assert "stays in float32" in line
+    ids = [[5, 6, 7]]
+    assert torch.equal((await quantized.vectors(ids))[0], (await whole.vectors(ids))[0])
+    quantized.close()
+    whole.close()
 
 
 @pytest.mark.parametrize("load", [load_embedder, load_reranker])
