@@ -1,42 +1,32 @@
 """The offline face: a list of prompts in, a list of answers out, the engine in this very process.
 
-Owns: LLM, and the progress bar over what it does. Must not know: HTTP, processes.
+Owns: LLM: how prompts, conversations and texts become requests, and their outputs answers.
+Must not know: HTTP, processes, how the engine is stepped.
 """
 
-import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+import numpy as np
 
 from izh.config import EngineOptions
-from izh.engine.build import build, pack_features
-from izh.engine.control import Control
-from izh.engine.core import EngineCore
+from izh.engine.build import pack_features
 from izh.engine.messages import LoadAdapter, UnloadAdapter
-from izh.errors import IzhError, OptionError, error_of
-from izh.model.source import resolve
+from izh.errors import OptionError
+from izh.offline.engine import Asked, OfflineEngine
+from izh.offline.pooling import PoolingModels
+from izh.offline.progress import progress_bar
 from izh.outputs import RequestOutput, RerankOutput
-from izh.request import PackedFeatures, SamplingParams, choices_of
-from izh.text.output import OutputProcessor
+from izh.pooling import inputs
+from izh.pooling.offline import embed_all, rerank_all
+from izh.pooling.service import PoolingService
+from izh.request import SamplingParams
 from izh.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from izh.pooling.service import PoolingService
 
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
 Features = Mapping[str, Any]
-# A prompt, its token ids, how, which adapter, and what else goes along with the prompt.
-_Asked = tuple[Prompt, list[int], SamplingParams, str | None, PackedFeatures | None]
 
 
 class LLM:
@@ -59,20 +49,16 @@ class LLM:
         **options: Any,
     ) -> None:
         """`model` None loads none: then it only embeds and reranks. `embedder` and `reranker` are directories, or
-        "demo"; the demo model brings both, loaded when first used."""
+        "demo", or "resident": the model itself. The demo model brings both, loaded when first used; of another one that
+        came without, the model itself embeds."""
         self.options = EngineOptions(model=model or "", **options)
         self._quiet = quiet
-        self._generator: _Generator | None = None
+        self._engine: OfflineEngine | None = None
         if model is not None:
-            source = resolve(self.options.model, self.options.revision)
-            tokenizer = Tokenizer.load(source.path)
-            engine = build(self.options, source, quiet=quiet)
-            self._generator = _Generator(tokenizer, engine.core, Control(engine.adapters), OutputProcessor(tokenizer))
+            self._engine = OfflineEngine(self.options, quiet=quiet)
         elif idle := sorted(set(options) - {"num_threads", "quantization"}):
             raise OptionError(f"{idle[0]} is about a model that generates, and this LLM has model=None; leave it out")
-        self._embedder = None if embedder is None else self._load_embedder(embedder)
-        self._reranker = None if reranker is None else self._load_reranker(reranker)
-        self._inboxes: dict[str, deque[RequestOutput | IzhError]] = {}  # of every live request: its call's own
+        self._pooling = PoolingModels(self.options, self._engine, embedder=embedder, reranker=reranker)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -103,7 +89,6 @@ class LLM:
         all_params = params if isinstance(params, list) else [params or SamplingParams()] * len(texts)
         if len(all_params) != len(texts):
             raise ValueError(f"{len(texts)} prompts but {len(all_params)} params: give one, or one for each")
-        done: dict[str, RequestOutput] = {}
         adapters = [lora] * len(texts) if lora is None or isinstance(lora, str) else list(lora)
         if len(adapters) != len(texts):
             raise ValueError(f"{len(texts)} prompts but {len(adapters)} lora: give one, or one for each")
@@ -113,15 +98,20 @@ class LLM:
         # All of them before any runs: one may be refused.
         token_ids = [self._encode(text) for text in texts]
         packed = [None if each is None else pack_features(each) for each in all_features]
-        asked = {_new_id(): each for each in zip(texts, token_ids, all_params, adapters, packed, strict=True)}
+        asked = [
+            Asked(ids, each, _text(text), adapter, more)
+            for text, ids, each, adapter, more in zip(texts, token_ids, all_params, adapters, packed, strict=True)
+        ]
+        done: dict[int, RequestOutput] = {}
         with progress_bar("Generating", len(asked), self._shows(progress)) as advance:
-            for piece in self._run(asked):
-                if piece.request_id in done:
-                    done[piece.request_id].add(piece)
+            for index, piece in self._generating.run(asked):
+                assert isinstance(piece, RequestOutput)
+                if index in done:
+                    done[index].add(piece)
                 else:
-                    done[piece.request_id] = piece
+                    done[index] = piece
                 advance(1 if piece.finished else 0, sum(len(output.token_ids) for output in piece.outputs))
-        return [done[request_id] for request_id in asked]
+        return [done[index] for index in range(len(asked))]
 
     def chat(
         self,
@@ -142,29 +132,31 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """Answer one prompt, yielding what is new after each step. Closing the iterator aborts the request. Several
         streams may be read in turns."""
-        yield from self._run({_new_id(): (prompt, self._encode(prompt), params or SamplingParams(), None, None)})
+        asked = Asked(self._encode(prompt), params or SamplingParams(), _text(prompt))
+        for _, piece in self._generating.run([asked]):
+            assert isinstance(piece, RequestOutput)
+            yield piece
 
     def embed(
         self,
         texts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         *,
+        lora: str | None = None,
         dimensions: int | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
         progress: bool | None = None,
-    ) -> "np.ndarray[Any, np.dtype[np.float32]]":
-        """The vectors of texts (or lists of token ids), in order: [S, D] float32, one row also for one text.
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The vectors of texts (or lists of token ids), in order: [S, D] float32, one row also for one text. With
+        `lora`, an adapter's name, they are the model's own through it, whatever embedder there is.
 
         `dimensions` cuts the vectors of a model trained for that. `prompt_name`: which of the model's prompts goes
         before each text; None: the one that the model names. `truncate_prompt_tokens` cuts each text to so many tokens,
         -1 to what the model takes; None: what is too long is refused. Raises RequestError for the first text that
-        cannot be embedded, with none of them computed; OptionError without an embedder.
+        cannot be embedded, with none of them computed; OptionError when nothing here embeds.
         """
-        from izh.pooling import inputs
-        from izh.pooling.offline import embed_all
-
         given = inputs.check_input(texts)
-        service = self.embedder
+        service = self._pooling.embedder(lora)
         with progress_bar("Embedding", len(given), self._shows(progress)) as advance:
             return embed_all(
                 service,
@@ -181,19 +173,19 @@ class LLM:
         documents: Sequence[str],
         top_n: int | None = None,
         *,
+        lora: str | None = None,
         raw_scores: bool = False,
         truncate_prompt_tokens: int | None = None,
         progress: bool | None = None,
     ) -> list[RerankOutput]:
-        """The `top_n` documents (None: all) that answer the query best, best first, ties by index.
+        """The `top_n` documents (None: all) that answer the query best, best first, ties by index. With `lora`, an
+        adapter's name, the model itself judges, through it.
 
         `raw_scores` leaves out the model's last activation. `truncate_prompt_tokens` as in `embed`, of query and
         document together. Raises RequestError for the first document that cannot be scored, with none of them computed;
         OptionError without a reranker.
         """
-        from izh.pooling.offline import rerank_all
-
-        service = self.reranker
+        service = self._pooling.reranker(lora)
         with progress_bar("Reranking", len(documents), self._shows(progress)) as advance:
             ranked = rerank_all(
                 service,
@@ -207,58 +199,33 @@ class LLM:
         return [RerankOutput(index, score, documents[index]) for index, score in ranked]
 
     @property
-    def embedder(self) -> "PoolingService":
+    def embedder(self) -> PoolingService:
         """What `embed` computes with. Raises OptionError when there is none."""
-        if self._embedder is None:
-            self._embedder = self._load_embedder(self._demo("embedder"))
-        return self._embedder
+        return self._pooling.embedder()
 
     @property
-    def reranker(self) -> "PoolingService":
+    def reranker(self) -> PoolingService:
         """What `rerank` computes with. Raises OptionError when there is none."""
-        if self._reranker is None:
-            self._reranker = self._load_reranker(self._demo("reranker"))
-        return self._reranker
-
-    def _demo(self, role: str) -> str:
-        if self.options.model != "demo":
-            raise OptionError(f'no {role} was named: LLM(..., {role}=DIR), or {role}="demo"')
-        return "demo"
-
-    def _load_embedder(self, directory: str | Path) -> "PoolingService":
-        from izh.pooling import load_embedder
-
-        return load_embedder(directory, num_threads=self.options.num_threads, quantization=self.options.quantization)
-
-    def _load_reranker(self, directory: str | Path) -> "PoolingService":
-        from izh.pooling import load_reranker
-
-        return load_reranker(directory, num_threads=self.options.num_threads, quantization=self.options.quantization)
+        return self._pooling.reranker()
 
     def load_lora(self, name: str, directory: str | Path, *, replace: bool = False) -> None:
         """Let prompts name the adapter of this directory from now on. Raises AdapterError, with nothing changed."""
         where = str(Path(directory).expanduser().absolute())
-        self._command(LoadAdapter(call_id=0, name=name, directory=where, replace=replace))
+        self._generating.command(LoadAdapter(call_id=0, name=name, directory=where, replace=replace))
 
     def unload_lora(self, name: str) -> None:
         """Forget an adapter. Raises NotFoundError for an unknown name, AdapterInUseError while requests use it."""
-        self._command(UnloadAdapter(call_id=0, name=name))
-
-    def _command(self, command: LoadAdapter | UnloadAdapter) -> None:
-        self._generating.control.add(command)
-        (reply,) = self._generating.control.wait()
-        if reply.error is not None:
-            raise error_of(reply.kind, reply.error)
+        self._generating.command(UnloadAdapter(call_id=0, name=name))
 
     def reset_prefix_cache(self) -> None:
         """Make later requests reuse nothing computed so far."""
         self._generating.core.reset_prefix_cache()
 
     @property
-    def _generating(self) -> "_Generator":
-        if self._generator is None:
+    def _generating(self) -> OfflineEngine:
+        if self._engine is None:
             raise OptionError("this LLM has no model to generate with: it was made with model=None")
-        return self._generator
+        return self._engine
 
     def _shows(self, progress: bool | None) -> bool:
         return (not self._quiet) if progress is None else progress
@@ -266,94 +233,9 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
-    def _add(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        token_ids: list[int],
-        params: SamplingParams,
-        lora: str | None,
-        features: PackedFeatures | None,
-    ) -> None:
-        self._generating.processor.add(request_id, token_ids, params, prompt if isinstance(prompt, str) else None)
-        adapters = () if lora is None else ((lora, 1.0),)
-        arrival_s = time.monotonic()
-        for request in choices_of(request_id, token_ids, params, arrival_s, adapters=adapters, features=features):
-            self._generating.core.add(request)
 
-    def _run(self, asked: dict[str, _Asked]) -> Iterator[RequestOutput]:
-        """Add what is asked, by request id, and step until all of it is finished; abort what is left of it when stopped
-        early. Other calls' requests move on meanwhile, and what comes of them waits in their inboxes."""
-        inbox: deque[RequestOutput | IzhError] = deque()
-        live: set[str] = set()
-        try:
-            for request_id, each in asked.items():
-                self._inboxes[request_id] = inbox
-                live.add(request_id)
-                self._add(request_id, *each)
-            while live:
-                while not inbox:
-                    self._step()
-                item = inbox.popleft()
-                if isinstance(item, IzhError):
-                    raise item
-                if item.finished:
-                    live.discard(item.request_id)
-                    del self._inboxes[item.request_id]
-                yield item
-        finally:
-            for request_id in live:
-                del self._inboxes[request_id]
-                for engine_id in self._generating.processor.abort(request_id):
-                    self._generating.core.abort(engine_id)
-
-    def _step(self) -> None:
-        """One step of the engine, whose outputs go to the calls that asked for them."""
-        processed = self._generating.processor.process(self._generating.core.step())
-        for engine_id in processed.abort:
-            self._generating.core.abort(engine_id)
-        for request_id, finish in processed.failed:
-            self._inboxes[request_id].append(error_of(finish.kind, finish.error or "unknown error", finish.param))
-        for piece in processed.ready:
-            self._inboxes[piece.request_id].append(piece)
-
-
-@dataclass(frozen=True, slots=True)
-class _Generator:
-    """The parts that answer prompts."""
-
-    tokenizer: Tokenizer
-    core: EngineCore
-    control: Control
-    processor: OutputProcessor
-
-
-@contextmanager
-def progress_bar(title: str, total: int, show: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, with the rate of tokens. It yields what moves it on, by so many answers and tokens."""
-    bar = Progress(
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[rate]}"),
-        console=Console(stderr=True),
-        disable=not show,
-    )
-    start, num_tokens = time.monotonic(), 0
-    task = bar.add_task("", total=total, rate="")
-
-    def advance(num_done: int, tokens: int) -> None:
-        nonlocal num_tokens
-        num_tokens += tokens
-        bar.update(task, advance=num_done, rate=f"{num_tokens / (time.monotonic() - start):.0f} tokens/s")
-
-    with bar:
-        yield advance
-
-
-def _new_id() -> str:
-    return f"offline-{uuid.uuid4().hex}"
+def _text(prompt: Prompt) -> str | None:
+    return prompt if isinstance(prompt, str) else None
 
 
 def _is_conversation(messages: Messages | list[Messages]) -> bool:

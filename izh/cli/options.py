@@ -30,6 +30,9 @@ class ReadingOptions:
         None, "cut what is longer to so many tokens, -1: to what the model takes; default: it is refused"
     )
     num_threads: int | None = option(None, "CPU threads; default: all that this process may use")
+    quantization: str | None = option(
+        None, "hold the weights in 8 bits: less memory, vectors within a thousandth; default: as they are", ("int8",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from rich.table import Table
 from izh.cli.lines import read_lines
 from izh.cli.options import EmbedOptions, RerankOptions
 from izh.errors import OptionError
-from izh.llm import progress_bar
+from izh.offline.progress import progress_bar
 from izh.pooling import load_embedder, load_reranker
 from izh.pooling.offline import embed_all, rerank_all
 
@@ -31,7 +31,7 @@ def embed_lines(file: str, options: EmbedOptions) -> int:
     out = None if options.out is None else Path(options.out).expanduser()
     if out is not None and not out.absolute().parent.is_dir():
         raise OptionError(f"--out {options.out}: there is no directory {out.absolute().parent}; make it first")
-    service = load_embedder(options.embedder, num_threads=options.num_threads)
+    service = load_embedder(options.embedder, num_threads=options.num_threads, quantization=options.quantization)
     with progress_bar("Embedding", len(lines.texts), sys.stderr.isatty()) as advance:
         vectors = embed_all(
             service,
@@ -61,7 +61,7 @@ def embed_lines(file: str, options: EmbedOptions) -> int:
 def rerank_lines(query: str, file: str, options: RerankOptions) -> int:
     """Print the lines, best first. Returns the exit status."""
     lines = read_lines(file)
-    service = load_reranker(options.reranker, num_threads=options.num_threads)
+    service = load_reranker(options.reranker, num_threads=options.num_threads, quantization=options.quantization)
     with progress_bar("Reranking", len(lines.texts), sys.stderr.isatty()) as advance:
         ranked = rerank_all(
             service,

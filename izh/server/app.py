@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from izh.multimodal.seam import MultimodalProcessor
     from izh.pooling.service import PoolingService
     from izh.server.images import Images
-    from izh.server.resident import Resident
+    from izh.server.resident import ResidentServices
 
 _GENERATION = (completions, adapters)
 _CONVERSATION = (chat, tokenize, health)
@@ -209,10 +209,10 @@ def _load_eyes(engine: AsyncLLM, options: ServerOptions) -> "MultimodalProcessor
     return load_eyes(engine.info.path, engine.tokenizer, options.vision)
 
 
-def _resident(engine: AsyncLLM, options: ServerOptions, services: Services) -> "Resident":
-    from izh.server.resident import Resident  # torch comes with it
+def _resident(engine: AsyncLLM, options: ServerOptions, services: Services) -> "ResidentServices":
+    from izh.server.resident import ResidentServices  # torch comes with it
 
-    return Resident(engine, reranks=options.reranker == RESIDENT, metrics=services.metrics)
+    return ResidentServices(engine, reranks=options.reranker == RESIDENT, metrics=services.metrics)
 
 
 def _api_key(options: ServerOptions) -> str | None:

@@ -14,7 +14,7 @@ def routes(services: Services) -> APIRouter:
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingBody, request: Request) -> dict[str, Any]:
-        answer = services.for_embeddings(body.model).embed(
+        answer = services.for_embeddings(body.model, body.asked).embed(
             body.input,
             encoding_format=body.encoding_format,
             dimensions=body.dimensions,

@@ -95,6 +95,5 @@ RERANK: Table = {
     "user": Hint(),
     "rank_fields": Inert("documents are texts", (["text"],)),
     "max_chunks_per_doc": Inert("a document is not split; it is cut with max_tokens_per_doc", (1,)),
-    "priority": Inert("reranks are computed in the order they come", (0,)),
 }
 SCORE: Table = {"user": Hint()}

@@ -32,7 +32,7 @@ def routes(services: Services) -> APIRouter:
     @router.post("/score")
     @router.post("/v1/score")
     async def score(body: ScoreBody, request: Request) -> dict[str, Any]:
-        service = services.for_reranking(body.model)
+        service = services.for_reranking(body.model, body.asked)
         queries, documents = _pairs(body.text_1, body.text_2)
         # One query with many documents is one call; many pairs are many, which the service batches together.
         calls = (
@@ -68,7 +68,7 @@ def routes(services: Services) -> APIRouter:
 
 
 async def _rerank(services: Services, body: RerankBody, return_documents: bool) -> dict[str, Any]:
-    service = services.for_reranking(body.model)
+    service = services.for_reranking(body.model, body.asked)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     if body.max_tokens_per_doc is not None:
         documents = await service.cut(documents, body.max_tokens_per_doc)

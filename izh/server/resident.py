@@ -1,14 +1,15 @@
-"""The generator as what embeds and reranks: in its own steps, with its adapters.
+"""The generator as what embeds and reranks over HTTP: in its own steps, with its adapters.
 
-Owns: Resident, which makes of the engine the PoolingServices that the routes ask; ResidentPooler, their encoder.
-Must not know: routes, bodies.
-Invariant: what a caller may send is checked, tokenized and answered by PoolingService, as for any other encoder; only
-where the vectors come from differs.
+Owns: ResidentServices, which of its services a request means; ResidentPooler, their encoder; how much may wait for it.
+Must not know: routes, bodies, what a checkpoint wants (izh/pooling/resident.py).
+Invariant: what is refused because too much waits has begun nothing.
 """
 
 import asyncio
+import copy
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,68 @@ import torch
 from torch import Tensor
 
 from izh.engine.async_llm import AsyncLLM
-from izh.errors import ModelLoadError, OptionError
-from izh.model.projections import read_json
-from izh.pooling.judge import JudgeTokenizer, yes_over_no
-from izh.pooling.load import MAX_DOCUMENTS, MAX_INPUTS
+from izh.errors import ModelLoadError, OptionError, OverloadedError, RequestError
 from izh.pooling.metrics import PoolingMetrics
-from izh.pooling.recipe import Recipe, read_sentence_files
+from izh.pooling.resident import Resident
 from izh.pooling.service import PoolingService
 from izh.request import Entry, PoolingParams
+from izh.server.asked import Asked
 
 _WINDOW_TOKENS = 2048
 """A call's prompts go to the engine in groups of about this many tokens, two of them at a time: enough to fill a step,
 and few enough that whoever comes next, to generate or to embed, does not wait for all of a long list."""
+MAX_QUEUED_TOKENS = 262_144
+"""Tokens of unanswered calls, as of the models beside the generator (PoolingService)."""
 
 Finish = Callable[[Tensor, Sequence[Entry]], list[Tensor]]
+
+
+@dataclass(slots=True)
+class Queued:
+    """Tokens of the calls that have no answer yet."""
+
+    most: int = MAX_QUEUED_TOKENS
+    now: int = 0
+
+    def take(self, num_tokens: int) -> None:
+        """Raises OverloadedError, with the numbers, when there is no room; an empty queue takes any call."""
+        if self.now and self.now + num_tokens > self.most:
+            raise OverloadedError(
+                f"{self.now} tokens are waiting to be computed and this request has {num_tokens}; at most {self.most} "
+                "may wait. Try again later"
+            )
+        self.now += num_tokens
 
 
 class ResidentPooler:
     """See RemotePooler (izh/pooling/encoders.py). Every prompt is a request of its own."""
 
-    def __init__(self, engine: AsyncLLM, params: PoolingParams, adapter: str | None) -> None:
+    def __init__(
+        self, engine: AsyncLLM, params: PoolingParams, adapter: str | None, asked: Asked, queued: Queued
+    ) -> None:
         self.vocab_size = engine.info.vocab_size
         self._engine = engine
         self._params = params
-        self._adapters = () if adapter is None else ((adapter, 1.0),)
+        self._adapter = adapter
+        self._asked = asked
+        self._queued = queued
+
+    def asking(self, asked: Asked) -> "ResidentPooler":
+        """The same for another request. Raises RequestError for a scale of no adapter."""
+        if asked.lora_scale is not None and self._adapter is None:
+            raise RequestError("lora_scale is only allowed when model names an adapter", "lora_scale")
+        return ResidentPooler(self._engine, self._params, self._adapter, asked, self._queued)
 
     def submit(self, entries: Sequence[Entry], finish: Finish) -> "Future[list[Tensor]]":
-        """Call it on the engine's event loop. Cancelling the future aborts what still runs."""
-        return asyncio.run_coroutine_threadsafe(self._pool(entries, finish), asyncio.get_running_loop())
+        """Call it on the engine's event loop. Cancelling the future aborts what still runs. Raises: OverloadedError."""
+        num_tokens = sum(len(entry.ids) for entry in entries)
+        self._queued.take(num_tokens)
+        future = asyncio.run_coroutine_threadsafe(self._pool(entries, finish), asyncio.get_running_loop())
+        future.add_done_callback(lambda _: self._leave(num_tokens))
+        return future
+
+    def _leave(self, num_tokens: int) -> None:
+        self._queued.now -= num_tokens
 
     async def _pool(self, entries: Sequence[Entry], finish: Finish) -> list[Tensor]:
         window = asyncio.Semaphore(2)
@@ -56,26 +91,36 @@ class ResidentPooler:
         return finish(torch.stack([vector for some in groups for vector in some]), entries)
 
     async def _vector(self, entry: Entry) -> Tensor:
-        params = self._params
+        params, asked = self._params, self._asked
         if entry.skip:
             params = PoolingParams(mode=params.mode, normalize=params.normalize, skip=entry.skip)
-        output = await self._engine.embed(entry.ids, params, adapters=self._adapters)
+        scale = 1.0 if asked.lora_scale is None else asked.lora_scale
+        output = await self._engine.embed(
+            entry.ids,
+            params,
+            adapters=() if self._adapter is None else ((self._adapter, scale),),
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+        )
         return torch.from_numpy(output.vector.copy())
 
 
-class Resident:
-    """What the generator does besides generating. Its services hold no threads and need no closing."""
+class ResidentServices:
+    """What the generator does besides generating."""
 
     def __init__(self, engine: AsyncLLM, *, reranks: bool = False, metrics: PoolingMetrics) -> None:
         """Raises ModelLoadError for a checkpoint that wants to be pooled in a way we do not know, OptionError when it
         cannot rerank."""
+        info = engine.info
+        self.queued = Queued()
         self._engine = engine
         self._metrics = metrics
         self._services: dict[tuple[str, str], PoolingService] = {}
-        self._tokenizer = engine.tokenizer.encoder()
-        self._recipe, length = _recipe(Path(engine.info.path), self._tokenizer.model_max_length)
-        self._max_length = min(engine.info.max_model_len, length or engine.info.max_model_len)
-        self._judge = _judge(engine) if reranks else None
+        self._resident = Resident(Path(info.path), engine.tokenizer, info.max_model_len)
+        try:
+            self._judge = self._resident.judge(info.generates) if reranks else None
+        except ModelLoadError as error:
+            raise OptionError(f"--reranker resident: {error}") from error
 
     @property
     def names(self) -> list[str]:
@@ -86,75 +131,39 @@ class Resident:
     def reranks(self) -> bool:
         return self._judge is not None
 
-    def embedder(self, name: str | None) -> PoolingService:
+    def embedder(self, name: str | None, asked: Asked) -> PoolingService:
         """Vectors by the model, or by the adapter of that name."""
-        return self._service("embed", name or self._engine.info.name)
+        return self._service("embed", name or self._engine.info.name, asked)
 
-    def reranker(self, name: str | None) -> PoolingService:
+    def reranker(self, name: str | None, asked: Asked) -> PoolingService:
         """Scores by the model, or by the adapter of that name."""
-        assert self._judge is not None
-        return self._service("rerank", name or self._engine.info.name)
+        return self._service("rerank", name or self._engine.info.name, asked)
 
-    def _service(self, task: str, name: str) -> PoolingService:
+    def _service(self, task: str, name: str, asked: Asked) -> PoolingService:
         service = self._services.get((task, name))
         if service is None:
-            service = self._embeds(name) if task == "embed" else self._judges(name)
+            service = self._made(task, name)
             service.metrics = self._metrics.of(name)
             # Those of adapters that have been unloaded go.
             kept = {key: each for key, each in self._services.items() if key[1] in self.names}
             self._services = kept | {(task, name): service}
-        return service
+        if asked.param is None:
+            return service
+        own = copy.copy(service)
+        assert isinstance(service.encoder, ResidentPooler)
+        own.encoder = service.encoder.asking(asked)
+        return own
 
-    def _embeds(self, name: str) -> PoolingService:
-        params = PoolingParams(mode=self._recipe.modes[0], normalize=False)  # the recipe's last steps are the service's
-        return PoolingService(
-            ResidentPooler(self._engine, params, self._adapter(name)),
-            self._tokenizer,
-            name,
-            recipe=self._recipe,
-            max_model_len=self._max_length,
-            max_batch=MAX_INPUTS,
-        )
+    def _made(self, task: str, name: str) -> PoolingService:
+        adapter = None if name == self._engine.info.name else name
 
-    def _judges(self, name: str) -> PoolingService:
+        def pooler_of(params: PoolingParams) -> ResidentPooler:
+            return ResidentPooler(self._engine, params, adapter, Asked(), self.queued)
+
+        if task == "embed":
+            return self._resident.embedder(name, pooler_of)
         assert self._judge is not None
-        params = PoolingParams(logit_ids=self._judge.answer_ids)
-        return PoolingService(
-            ResidentPooler(self._engine, params, self._adapter(name)),
-            self._judge,
-            name,
-            recipe=Recipe(modes=("last",), normalize=False),
-            score_head=yes_over_no,
-            score_activation=torch.sigmoid,
-            max_model_len=self._engine.info.max_model_len,
-            max_batch=MAX_DOCUMENTS,
-        )
-
-    def _adapter(self, name: str) -> str | None:
-        return None if name == self._engine.info.name else name
-
-
-def _recipe(path: Path, tokenizer_length: int) -> tuple[Recipe, int | None]:
-    """How the checkpoint wants its rows pooled, and the longest text that it was made for, which the tokenizer knows
-    where no file says. One that says nothing of all that (a chat model) gives its last token's row, of length 1."""
-    modules = path / "modules.json"
-    if not modules.is_file() or not any(each.get("type", "").endswith(".Pooling") for each in read_json(modules)):
-        return Recipe(modes=("last",)), None
-    files = read_sentence_files(path)
-    if len(files.recipe.modes) > 1:
-        raise ModelLoadError(f"{path}: pooling modes {', '.join(files.recipe.modes)} side by side are not supported")
-    if files.lower_case:
-        raise ModelLoadError(f"{path}: do_lower_case is not supported for a decoder")
-    return files.recipe, files.max_seq_length or tokenizer_length
-
-
-def _judge(engine: AsyncLLM) -> JudgeTokenizer:
-    if not engine.info.generates:
-        raise OptionError("--reranker resident: this checkpoint has no LM head, so it has no yes and no to weigh")
-    try:
-        return JudgeTokenizer(engine.tokenizer)
-    except ModelLoadError as error:
-        raise OptionError(f"--reranker resident: {error}") from error
+        return self._resident.reranker(name, self._judge, pooler_of)
 
 
 def _groups(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:

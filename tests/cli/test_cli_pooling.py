@@ -42,6 +42,17 @@ def test_json_lines_on_standard_output(capsys: pytest.CaptureFixture[str], folde
     assert np.array_equal(np.array([line["embedding"] for line in lines], dtype=np.float32), llm.embed(TEXTS))
 
 
+def test_8_bits(capsys: pytest.CaptureFixture[str], folders: Path, file: Path) -> None:
+    where = ["--embedder", str(folders / "embedder")], ["--reranker", str(folders / "reranker")]
+    assert main(["embed", str(file), *where[0], "--quantization", "int8"]) == 0
+    printed = [json.loads(line)["embedding"] for line in capsys.readouterr().out.splitlines()]
+    assert main(["rerank", str(file), *where[1], "--query", "fox", "--json", "--quantization", "int8"]) == 0
+    scores = [json.loads(line)["score"] for line in capsys.readouterr().out.splitlines()]
+    llm = LLM(None, embedder=folders / "embedder", reranker=folders / "reranker", quiet=True, quantization="int8")
+    assert np.array_equal(np.array(printed, dtype=np.float32), llm.embed(TEXTS))
+    assert scores == [each.score for each in llm.rerank("fox", TEXTS)]
+
+
 def test_files_of_both_kinds(capsys: pytest.CaptureFixture[str], folders: Path, llm: LLM, file: Path) -> None:
     words = ("embed", str(file), "--embedder", str(folders / "embedder"), "--out")
     array, text = file.with_name("x.npy"), file.with_name("x.jsonl")

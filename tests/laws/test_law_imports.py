@@ -22,7 +22,7 @@ RUNGS: tuple[frozenset[str], ...] = (
     frozenset({"runner"}),
     frozenset({"engine"}),
     frozenset({"server"}),
-    frozenset({"llm", "cli", "cluster", "bench", "__main__", ""}),  # "" is izh itself, which names the public faces
+    frozenset({"llm", "offline", "cli", "cluster", "bench", "__main__", ""}),  # "": izh itself, the public names
 )
 FEATURES = RUNGS[5]
 OPEN_RUNGS = (0, 1, 9)  # the vocabulary's files build on each other, and so do the faces

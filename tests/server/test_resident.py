@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import tiny_checkpoint
 from asgi import Exchange, until
@@ -10,10 +12,14 @@ from fake_engine import FakeEngine
 
 from izh.config import ServerOptions
 from izh.errors import ModelLoadError, OptionError, RequestError
+from izh.outputs import PoolingOutput
 from izh.pooling.metrics import PoolingMetrics
+from izh.pooling.resident import _recipe
+from izh.pooling.service import PoolingService
 from izh.request import Entry
 from izh.server.app import Server
-from izh.server.resident import Resident, _groups, _recipe
+from izh.server.asked import Asked
+from izh.server.resident import ResidentServices, _groups
 from izh.text.tokenizer import Tokenizer
 
 POOLING, NORMALIZE = "sentence_transformers.models.Pooling", "sentence_transformers.models.Normalize"
@@ -67,13 +73,13 @@ def test_what_is_not_known_is_refused(tmp_path, modules, pooling, transformer, w
 def test_a_judge_needs_its_words():
     engine = FakeEngine()  # whose vocabulary has neither "yes" nor "no"
     with pytest.raises(OptionError, match='--reranker resident: "yes" and "no"'):
-        Resident(engine, reranks=True, metrics=PoolingMetrics())
+        ResidentServices(engine, reranks=True, metrics=PoolingMetrics())
     plain = tiny_checkpoint.tokenizer()
     plain.backend_tokenizer.add_tokens(["yes", "no"])
     engine.tokenizer = Tokenizer(plain)
-    resident = Resident(engine, reranks=True, metrics=PoolingMetrics())
+    resident = ResidentServices(engine, reranks=True, metrics=PoolingMetrics())
     assert resident.reranks
-    assert resident.reranker(None).model_name == "fake"
+    assert resident.reranker(None, Asked()).model_name == "fake"
 
 
 def test_a_long_call_goes_in_groups():
@@ -127,3 +133,93 @@ async def test_one_that_is_refused_ends_the_others():
     await exchange.end()
     assert (exchange.status, b"token 9 is not liked" in exchange.body) == (400, True)
     assert sorted(engine.ended) == sorted(engine.begun) == [[5, 6], [7], [9]]
+
+
+async def test_too_much_that_waits_is_refused_and_what_leaves_makes_room():
+    engine = Waiting()
+    server = Server(engine, ServerOptions())
+    await server._start_models()
+    server._services.resident.queued.most = 1000
+    first = Exchange(server.app, "/v1/embeddings", {"input": [[5] * 250] * 6})  # an empty queue takes any call
+    await until(lambda: len(engine.begun) == 6)
+    for path, body in (
+        ("/v1/embeddings", {"input": [7]}),
+        ("/v1/embeddings", {"input": [7], "cache_salt": "own"}),
+    ):
+        second = Exchange(server.app, path, body)
+        await second.end()
+        assert (second.status, b"1500 tokens are waiting" in second.body) == (429, True), second.body
+    assert len(engine.begun) == 6, "what is refused has begun nothing"
+    first.leave()
+    await first.end()
+    await until(lambda: server._services.resident.queued.now == 0)
+    third = Exchange(server.app, "/v1/embeddings", {"input": [9]})
+    await third.end()
+    assert third.status == 400
+    assert server._services.resident.queued.now == 0
+
+
+class Noting(FakeEngine):
+    """Notes what it is asked besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.info = replace(self.info, adapters={"tuned": None})
+        self.asked = []
+
+    async def embed(self, prompt, params=None, **options):
+        self.asked.append(options)
+        return PoolingOutput("id", prompt, np.ones(2, np.float32))
+
+
+async def test_what_a_request_asks_besides_reaches_the_engine():
+    engine = Noting()
+    server = Server(engine, ServerOptions())
+    await server._start_models()
+    for body in ({}, {"model": "tuned", "lora_scale": 0.5, "priority": -3, "cache_salt": "own"}, {"model": "tuned"}):
+        exchange = Exchange(server.app, "/v1/embeddings", {"input": [5]} | body)
+        await exchange.end()
+        assert exchange.status == 200, exchange.body
+    assert engine.asked == [
+        {"adapters": (), "priority": 0, "cache_salt": None},
+        {"adapters": (("tuned", 0.5),), "priority": -3, "cache_salt": "own"},
+        {"adapters": (("tuned", 1.0),), "priority": 0, "cache_salt": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"lora_scale": 0.5}, "lora_scale"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"priority": 2**40}, "priority"),
+        ({"lora": "tuned"}, "lora"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_by_name(body, param):
+    engine = Noting()
+    server = Server(engine, ServerOptions())
+    await server._start_models()
+    exchange = Exchange(server.app, "/v1/embeddings", {"input": [5]} | body)
+    await exchange.end()
+    assert (exchange.status, json.loads(exchange.body)["error"]["param"]) == (400, param)
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [5]}),
+        ("/v1/rerank", {"query": "q", "documents": ["d"]}),
+        ("/v1/score", {"text_1": "q", "text_2": "d"}),
+    ],
+)
+@pytest.mark.parametrize("field", [{"lora_scale": 1.0}, {"priority": 1}, {"cache_salt": "own"}])
+async def test_a_model_beside_the_generator_refuses_all_of_it_by_name(path, body, field):
+    server = Server(Noting(), ServerOptions())
+    server.embedder = server.reranker = PoolingService(None, None, "beside")
+    await server._start_models()
+    exchange = Exchange(server.app, path, body | field)
+    await exchange.end()
+    assert (exchange.status, json.loads(exchange.body)["error"]["param"]) == (400, *field)
+    assert b"'beside' runs beside the generator" in exchange.body

@@ -21,6 +21,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, MistralConfig, MistralModel, Qwen3Config, Qwen3ForCausalLM
 
 from izh.engine.async_llm import AsyncLLM
+from izh.errors import NotFoundError, OptionError, RequestError
+from izh.llm import LLM
+from izh.request import SamplingParams
 
 TEXTS = ["the quick brown fox", "jumps over the lazy dog", "für Äpfel 日本 🙂 world"]
 QUERY_PROMPT = "Instruct: find what answers\nQuery:"
@@ -237,3 +240,62 @@ def test_and_says_that_it_cannot_generate(mistral):
     assert "no LM head" in answer.json()["error"]["message"]
     answer = mistral.post("/v1/rerank", json={"query": "q", "documents": ["a"]})
     assert (answer.status_code, "--reranker" in answer.text) == (404, True)
+
+
+@pytest.fixture(scope="module")
+def llm(folders):
+    lora = (f"tuned={folders / 'lora'}",)
+    return LLM(str(folders / "qwen"), reranker="resident", lora=lora, kv_cache_gb=0.05, num_threads=1, quiet=True)
+
+
+@pytest.mark.parametrize("lora", [None, "tuned"])
+def test_offline_vectors_are_those_over_http(llm, qwen, lora):
+    texts = [f"{i} {TEXTS[i % 3]} " * 9 for i in range(40)]
+    over_http = vectors(qwen, model=lora or "qwen", input=texts, prompt_name="query")
+    assert_close(torch.from_numpy(llm.embed(texts, lora=lora, prompt_name="query")), over_http)
+
+
+@pytest.mark.parametrize("lora", [None, "tuned"])
+def test_offline_scores_are_those_over_http(llm, qwen, lora):
+    body = {"model": lora or "qwen", "query": "a fox?", "documents": TEXTS}
+    results = qwen.post("/v1/rerank", json=body).json()["results"]
+    ranked = llm.rerank("a fox?", TEXTS, lora=lora)
+    assert [each.index for each in ranked] == [each["index"] for each in results]
+    assert [each.score for each in ranked] == pytest.approx([each["relevance_score"] for each in results], abs=1e-5)
+
+
+def test_offline_texts_go_between_the_steps_of_an_answer(llm):
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    alone = llm.generate("hello", params)[0].outputs[0].token_ids
+    vector = llm.embed(TEXTS)
+    stream = llm.stream("hello", params)
+    token_ids = []
+    for piece in stream:
+        token_ids += piece.outputs[0].token_ids
+        assert_close(torch.from_numpy(llm.embed(TEXTS)), torch.from_numpy(vector))
+    assert token_ids == alone
+
+
+def test_offline_errors_leave_nothing_running(llm):
+    with pytest.raises(NotFoundError, match="nobody"):
+        llm.embed(TEXTS, lora="nobody")
+    with pytest.raises(RequestError, match="at most 512"):
+        llm.embed([TEXTS[0], "fox " * 600])
+    assert not llm._generating.core.has_work
+    assert llm.embed(TEXTS[0]).shape == (1, 64)
+
+
+def test_a_model_that_cannot_judge_says_so(folders):
+    with pytest.raises(OptionError, match='reranker="resident": this checkpoint has no LM head'):
+        LLM(str(folders / "mistral"), reranker="resident", kv_cache_gb=0.05, num_threads=1, quiet=True)
+    llm = LLM(str(folders / "mistral"), kv_cache_gb=0.05, num_threads=1, quiet=True)
+    assert_close(torch.from_numpy(llm.embed(TEXTS)), reference(folders / "mistral", TEXTS))
+    with pytest.raises(OptionError, match="no reranker was named"):
+        llm.rerank("a fox?", TEXTS)
+
+
+def test_http_takes_a_scale_and_a_salt(qwen):
+    plain, half = vectors(qwen, model="qwen", input="fox"), vectors(qwen, model="tuned", input="fox", lora_scale=0.0)
+    assert_close(half, plain)
+    salted = vectors(qwen, model="qwen", input=TEXTS, cache_salt="own", priority=-1)
+    assert_close(salted, vectors(qwen, model="qwen", input=TEXTS))
