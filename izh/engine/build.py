@@ -130,7 +130,7 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
         images,
     ]
     heads: list[Head] = [
-        SamplingHead(model.logits, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len),
+        SamplingHead(model.logits, model.ops, spec.vocab_size, frozenset(spec.eos_token_ids), settings.max_model_len),
         PoolingHead(),
         LogitsHead(model.logits),
     ]

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from izh.kernels.draw import Filters
 from izh.kernels.lora import AdapterRows
 
 Activation = Literal["none", "gelu", "gelu_tanh", "relu"]
@@ -45,6 +46,15 @@ class QuantizedLinear(Protocol):
 
     def holds(self, weight: Tensor) -> bool:
         """True when it would be just the same, made of this weight [N, K]."""
+        ...
+
+
+class LoraLinear(Protocol):
+    """A linear layer with a bank of low-rank corrections beside it. It reads them where they lie, so what is written
+    into them counts; it keeps them alive."""
+
+    def __call__(self, x: Tensor, rows: AdapterRows) -> Tensor:
+        """x [T, K] -> [T, D]: `Ops.linear`, then `Ops.add_lora` on it, to the bit."""
         ...
 
 
@@ -111,11 +121,14 @@ class Ops:
     rows starts[s] .. starts[s+1]-1 see all keys of the same rows, or with a window those at most `window` away on
     either side.  softmax(scale * q k^T) v in float32.  The three may be views into one fused projection."""
 
-    linear_lora: (
-        Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, tuple[int, ...], Tensor, AdapterRows], Tensor] | None
-    ) = None
-    """linear_lora(x, weight, bias, a, b, offsets, ranks, rows) -> [T, D]: `linear`, then `add_lora` on it, to the bit,
-    where both at once are faster; else None."""
+    draw: Callable[[Tensor, Tensor, Filters, Tensor], Tensor]
+    """draw(logits [R, V], peak [R], filters, uniform [R] float64 in [0, 1)) -> [R] int64: a token of each row, as
+    `izh/kernels/draw.py` defines it.  peak is the row's largest logit; a row of which that is not finite gets any
+    column.  float32."""
+
+    linear_lora: Callable[[Tensor, Tensor | None, Tensor, Tensor, tuple[int, ...], Tensor], LoraLinear] | None = None
+    """linear_lora(weight, bias, a, b, offsets, ranks), with the arguments of `linear` and `add_lora`: a layer that does
+    both at once, where that is faster; else None."""
 
     lora_b_by_rank: bool = False
     """How b lies in memory for `add_lora` and `linear_lora` (see `lora_room`)."""

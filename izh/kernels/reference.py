@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from izh.kernels.draw import draw
 from izh.kernels.int8 import ACTIVATIONS, quantize_linear
 from izh.kernels.lora import add_lora
 from izh.kernels.ops import Activation, FrozenLinear, Ops
@@ -148,4 +149,5 @@ REFERENCE = Ops(
     layer_norm=layer_norm,
     add_layer_norm=add_layer_norm,
     packed_attention=packed_attention,
+    draw=draw,
 )

@@ -43,6 +43,7 @@ class Decoder(nn.Module):
         super().__init__()
         device = torch.device(device)
         self.spec = spec
+        self.ops = ops
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, device, dtype)
         self.layers = nn.ModuleList(DecoderLayer(spec, layer, ops, device, dtype) for layer in spec.layers)
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, ops, device, dtype)

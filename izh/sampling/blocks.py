@@ -1,25 +1,22 @@
 """Reading long rows in blocks, so that no row of a vocabulary is ever sorted or scanned one element at a time.
 
-Owns: the maximum, the largest few, the mass and the inverse CDF of each row of a matrix.
+Owns: the maximum and the largest few of each row of a matrix.
 Must not know: sampling parameters, sequences.
 Invariant: what is computed for a row depends on that row alone, bit for bit.
 
 R = rows, V = columns, W = block width. A row is seen as ceil(V / W) blocks; the last may be short.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-_WIDTH = 256  # columns per block for sums and maxima: both levels of a two-level search stay short
+_WIDTH = 256  # columns per block for the maximum: both levels of a two-level search stay short
 _STRIDE = 32  # columns per block for candidates: enough blocks to hold the best few, few columns in each
 
 
 def first_max(x: Tensor) -> tuple[Tensor, Tensor]:
     """(values [R], columns [R] int64) of each row's maximum; the lowest column of a tie; NaN beats every number."""
-    peaks = _per_block(x, lambda block: block.amax(-1))
-    values, columns = _block_of(x, peaks.argmax(1), fill=-torch.inf)
+    values, columns = _block_of(x, _block_maxima(x).argmax(1))
     best = values.argmax(1, keepdim=True)
     return values.gather(1, best)[:, 0], columns.gather(1, best)[:, 0]
 
@@ -50,55 +47,19 @@ def top_candidates(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, place)
 
 
-def mass(weights: Tensor) -> Tensor:
-    """[R] float64: the sum of each row."""
-    return _per_block(weights, lambda block: block.sum(-1, dtype=torch.float64)).sum(1)
-
-
-def pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """[R] int64: the column at which each row's cumulative weight first exceeds uniform * mass; its weight is > 0.
-
-    `weights` [R, V], not negative, with a positive sum; `uniform` [R] float64 in [0, 1). Sums are float64.
-    """
-    sums = _per_block(weights, lambda block: block.sum(-1, dtype=torch.float64))
-    ends = sums.cumsum(1)
-    target = uniform * ends[:, -1]
-    block = _first_above(ends, sums, target)
-    before = (ends - sums).gather(1, block[:, None])[:, 0]
-    values, columns = _block_of(weights, block, fill=0.0)
-    values = values.double()
-    # Rounding may put `before` a hair above target; below 0 the search would stop at a column of no weight.
-    place = _first_above(values.cumsum(1), values, (target - before).clamp_(min=0.0))
-    return columns.gather(1, place[:, None])[:, 0]
-
-
-def pick_short(weights: Tensor, uniform: Tensor) -> Tensor:
-    """`pick` for rows of a few hundred columns: one cumulative sum."""
-    weights = weights.double()
-    ends = weights.cumsum(1)
-    return _first_above(ends, weights, uniform * ends[:, -1])
-
-
-def _first_above(ends: Tensor, weights: Tensor, target: Tensor) -> Tensor:
-    """The first column with ends > target, or, where rounding leaves none, the last with a positive weight."""
-    place = torch.searchsorted(ends, target[:, None], right=True)[:, 0]
-    last = ends.shape[1] - 1 - (weights > 0).flip(1).to(torch.uint8).argmax(1)
-    return torch.minimum(place, last)
-
-
-def _per_block(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """[R, ceil(V / W)]: `reduce` over the last dimension, block by block."""
+def _block_maxima(x: Tensor) -> Tensor:
+    """[R, ceil(V / W)]"""
     num_columns = x.shape[1]
     whole = num_columns - num_columns % _WIDTH
-    parts = [reduce(x[:, :whole].view(len(x), -1, _WIDTH))] if whole else []
+    parts = [x[:, :whole].view(len(x), -1, _WIDTH).amax(-1)] if whole else []
     if whole < num_columns:
-        parts.append(reduce(x[:, whole:])[:, None])
+        parts.append(x[:, whole:].amax(-1, keepdim=True))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _block_of(x: Tensor, block: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    """(values [R, W], columns [R, W]) of one block per row; beyond the end of a short last block, `fill` and the row's
+def _block_of(x: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+    """(values [R, W], columns [R, W]) of one block per row; beyond the end of a short last block, -inf and the row's
     last column, so that even a row of NaN is answered with columns that exist."""
     columns = block[:, None] * _WIDTH + torch.arange(_WIDTH, device=x.device)
     inside = columns.clamp(max=x.shape[1] - 1)
-    return x.gather(1, inside).masked_fill_(columns != inside, fill), inside
+    return x.gather(1, inside).masked_fill_(columns != inside, -torch.inf), inside

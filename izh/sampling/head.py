@@ -1,7 +1,7 @@
 """The Head of text generation: hidden rows in, one token per sequence out.
 
 Owns: which rows are wanted, the state of each sequence, and the order of the pass: raw logprobs -> edits and penalties
-(`penalties.py`) -> greedy or draw (`draw.py`) -> stop rule (`stop.py`).
+(`penalties.py`) -> greedy or draw (`Ops.draw`) -> stop rule (`stop.py`).
 Must not know: models, scheduling, text.
 Invariant: a sequence's tokens depend on its own logits, parameters and stream alone; what is kept for it goes in
 `forget`.
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from izh.kernels.ops import Ops
 from izh.request import Finish, SamplingParams, TokenLogprobs
 from izh.sampling.blocks import first_max
-from izh.sampling.draw import Filters, draw_filtered, draw_unfiltered, scale
+from izh.sampling.filters import filters_of
 from izh.sampling.logprobs import PromptLogprobs, token_logprobs
 from izh.sampling.penalties import add_bias, forbid, penalize
-from izh.sampling.state import SamplingState, Way
+from izh.sampling.state import SamplingState
 from izh.sampling.stop import finish_after
 from izh.sampling.uniform import Uniforms
 from izh.seams import HiddenRows, Result
@@ -52,12 +53,14 @@ class SamplingHead:
     def __init__(
         self,
         logits: Callable[[Tensor], Tensor],
+        ops: Ops,
         vocab_size: int,
         eos_token_ids: frozenset[int],
         max_model_len: int,
     ) -> None:
         """`logits` maps hidden rows [N, D] to a fresh tensor [N, vocab_size], which the head may overwrite."""
         self._logits = logits
+        self._ops = ops
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
@@ -125,14 +128,16 @@ class SamplingHead:
         return logits
 
     def _choose(self, rows: list[_Row], hidden: HiddenRows) -> list[Result]:
-        rows.sort(key=lambda row: row.state.way)
+        rows.sort(key=lambda row: not row.state.is_greedy)
         logits = self._raw_logits(hidden, [row.index for row in rows])
         reported = [i for i, row in enumerate(rows) if row.state.params.logprobs is not None]
         raw = logits[torch.tensor(reported, device=logits.device)] if reported else None
 
         _edit(logits, rows)
         peak, tokens = first_max(logits)
-        self._draw(logits, peak, tokens, rows)
+        first = sum(row.state.is_greedy for row in rows)
+        if first < len(rows):
+            tokens[first:] = self._drawn(logits[first:], peak[first:], rows[first:])
 
         token_ids, is_finite = tokens.tolist(), peak.isfinite().tolist()
         logprobs: dict[int, TokenLogprobs | None] = {}
@@ -149,24 +154,14 @@ class SamplingHead:
             for i, row in enumerate(rows)
         ]
 
-    def _draw(self, logits: Tensor, peak: Tensor, tokens: Tensor, rows: list[_Row]) -> None:
-        """Replace the greedy `tokens` of the rows that sample. Modifies `tokens` and `logits`."""
-        first = sum(row.state.way is Way.GREEDY for row in rows)
-        if first == len(rows):
-            return
-        params = [row.state.params for row in rows[first:]]
+    def _drawn(self, logits: Tensor, peak: Tensor, rows: list[_Row]) -> Tensor:
         uniform = torch.tensor(
-            [self._uniforms.at(row.state.key, row.sequence.num_generated) for row in rows[first:]],
+            [self._uniforms.at(row.state.key, row.sequence.num_generated) for row in rows],
             dtype=torch.float64,
             device=logits.device,
         )
-        filters = Filters.of(params, self._vocab_size, logits.device)
-        scaled = scale(logits[first:], peak[first:], filters.temperature)
-        split = sum(row.state.way is Way.FILTERED for row in rows)
-        if split:
-            tokens[first : first + split] = draw_filtered(scaled[:split], filters[:split], uniform[:split])
-        if first + split < len(rows):
-            tokens[first + split :] = draw_unfiltered(scaled[split:], uniform[split:])
+        filters = filters_of([row.state.params for row in rows], self._vocab_size, logits.device)
+        return self._ops.draw(logits, peak, filters, uniform)
 
     def _result(self, row: _Row, token_id: int, logprobs: TokenLogprobs | None) -> Result:
         prompt, row.state.prompt = row.state.prompt, None

@@ -6,7 +6,6 @@ Invariant: nothing here is as wide as the vocabulary; only `seen` and `prompt` e
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
@@ -20,20 +19,12 @@ from izh.sequence import Sequence
 _GREEDY_BELOW = 1e-5  # a temperature too small to divide by (vLLM's bound)
 
 
-class Way(IntEnum):
-    """How a token is chosen. A step lays its rows out in this order, so that each way is one slice."""
-
-    GREEDY = 0
-    FILTERED = 1
-    UNFILTERED = 2
-
-
 @dataclass(slots=True)
 class SamplingState:
     """`None` where the request asks for no such thing. Id arrays are int64 and hold no id twice."""
 
     params: SamplingParams
-    way: Way
+    is_greedy: bool
     key: Key  # of the sequence's random stream
     ending_ids: np.ndarray | None  # not allowed before min_tokens
     bias: tuple[np.ndarray, np.ndarray] | None  # ids, float32 values
@@ -52,7 +43,7 @@ class SamplingState:
             seen = TokenCounts(counted, sequence.num_prompt, vocab_size)
         return SamplingState(
             params=params,
-            way=_way(params, vocab_size),
+            is_greedy=params.temperature < _GREEDY_BELOW or params.top_k == 1,
             key=stream_key(params.seed, sequence.request.choice),
             ending_ids=np.array(sorted(ending_ids(params, eos_token_ids)), np.int64) if params.min_tokens else None,
             bias=(np.array([*bias], np.int64), np.array([*bias.values()], np.float32)) if bias else None,
@@ -61,11 +52,3 @@ class SamplingState:
             if params.prompt_logprobs is None
             else PromptLogprobs(sequence.num_prompt, params.prompt_logprobs),
         )
-
-
-def _way(params: SamplingParams, vocab_size: int) -> Way:
-    if params.temperature < _GREEDY_BELOW or params.top_k == 1:
-        return Way.GREEDY
-    if 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0:
-        return Way.FILTERED
-    return Way.UNFILTERED

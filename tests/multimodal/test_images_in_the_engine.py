@@ -64,7 +64,7 @@ class World:
         found = {name: features(made, sections=self.mrope.sections) for name, made in prompts.items()}
         images = ImageGate(lambda sequence: checked(found.get(sequence.id)), model.spec.ropes, self.mrope)
         gates = (SamplingGate(model.spec.vocab_size), images)
-        heads = [SamplingHead(model.logits, model.spec.vocab_size, frozenset(), 256)]
+        heads = [SamplingHead(model.logits, model.ops, model.spec.vocab_size, frozenset(), 256)]
         keys = BlockKeys(limits_.block_size, b"model", model.spec.length_key, [gate.key for gate in gates])
         scheduler = Scheduler(limits_, BlockPool(num_blocks), keys, gates)
         pages = allocate_pages(model, num_blocks, limits_.block_size, torch.float32, torch.device("cpu"))

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from izh.kernels.reference import REFERENCE
 from izh.request import Request, SamplingParams
 from izh.sampling.head import SamplingHead
 from izh.seams import HiddenRows
@@ -28,7 +29,7 @@ def last_token(made):
 
 def head(vocab_size, eos=frozenset({EOS}), max_model_len=10_000):
     """A head for which hidden rows are logits."""
-    return SamplingHead(torch.clone, vocab_size, eos, max_model_len)
+    return SamplingHead(torch.clone, REFERENCE, vocab_size, eos, max_model_len)
 
 
 def step(sampler, logits, sequences, *, append=True):

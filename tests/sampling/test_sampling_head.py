@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sampling_reference import EOS, edited, head, inverse_cdf, kept, last_token, sequence, step
 
 import izh.sampling.head as head_module
+from izh.kernels.reference import REFERENCE
 from izh.request import Finish
 from izh.sampling.uniform import Uniforms, stream_key
 from izh.seams import HiddenRows
@@ -231,7 +232,7 @@ def test_a_prompt_is_scored_in_pieces_of_bounded_size(monkeypatch):
         sizes.append(len(rows))
         return rows.clone()
 
-    sampler = head_module.SamplingHead(logits, V, frozenset({EOS}), 100)
+    sampler = head_module.SamplingHead(logits, REFERENCE, V, frozenset({EOS}), 100)
     assert run_in_chunks(pieces, hidden, [9], sampler)[0].prompt_logprobs == expected
     assert sizes == [2, 2, 2, 2, 1]
 
@@ -305,9 +306,9 @@ def test_a_request_without_a_seed_keeps_its_stream_until_forgotten():
 
 def test_the_greedy_way_makes_nothing_as_wide_as_the_vocabulary(monkeypatch):
     """One maximum over the logits; no copy of them, no draw, no edit."""
-    for name in ("scale", "draw_filtered", "draw_unfiltered", "token_logprobs"):
+    for name in ("filters_of", "token_logprobs"):
         monkeypatch.setattr(head_module, name, None)
-    sampler = head_module.SamplingHead(lambda rows: rows, 20_000, frozenset(), 100)
+    sampler = head_module.SamplingHead(lambda rows: rows, REFERENCE, 20_000, frozenset(), 100)
     plan, logits = Plan([last_token(sequence([1], temperature=0.0)) for _ in range(4)]), torch.zeros(4, 20_000)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         sampler.finish(plan, HiddenRows(logits, list(range(4))))

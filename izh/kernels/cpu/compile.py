@@ -25,12 +25,13 @@ def cache_folder() -> Path:
     """A writable folder for compiled kernels: under NUMBA_CACHE_DIR if set, else the user's cache, else a new one.
 
     Never a guessable name in a shared temporary folder: numba loads what it finds there as code. The last part is a
-    digest of this package's sources, because numba itself notices a change only in the file that holds the decorated
-    function, not in the functions that it calls.
+    digest of this package's sources and of the definitions above it, because numba itself notices a change only in the
+    file that holds the decorated function, not in functions that it calls nor in constants that it imports.
     """
     sources = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        sources.update(path.read_bytes())
+    for package in Path(__file__).parents[:2]:
+        for path in sorted(package.glob("*.py")):
+            sources.update(path.read_bytes())
     name = sources.hexdigest()[:16]
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for root in (os.environ.get("NUMBA_CACHE_DIR"), os.path.join(user_cache, "izh", "numba")):
@@ -88,6 +89,7 @@ def _pointer_to(element: types.Type) -> Any:
 
 
 float32_at = _pointer_to(types.float32)
+float64_at = _pointer_to(types.float64)
 int8_at = _pointer_to(types.int8)
 uint16_at = _pointer_to(types.uint16)
 int32_at = _pointer_to(types.int32)

@@ -8,8 +8,19 @@ from collections.abc import Callable
 
 import torch
 
-from izh.kernels.cpu import attention, elementwise, frozen, layer_norm, linear, linear_int8, lora, packed_attention
+from izh.kernels.cpu import (
+    attention,
+    draw,
+    elementwise,
+    frozen,
+    layer_norm,
+    linear,
+    linear_int8,
+    lora,
+    packed_attention,
+)
 from izh.kernels.cpu.simd import HAS_HALF
+from izh.kernels.draw import Filters
 from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
 
@@ -28,7 +39,8 @@ NUMBA = Ops(
     layer_norm=layer_norm.layer_norm,
     add_layer_norm=layer_norm.add_layer_norm,
     packed_attention=packed_attention.packed_attention,
-    linear_lora=lora.linear_lora,
+    draw=draw.draw,
+    linear_lora=lora.LoraLinear,
     lora_b_by_rank=True,
     lora_half=HAS_HALF,
     few_rows=linear.MAX_ROWS,
@@ -44,6 +56,8 @@ def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bo
     row, heads, pages = torch.zeros(1, 8), torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
     starts, one = torch.tensor([0, 1], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     rows, weight = AdapterRows.of([0]), torch.zeros(8, 8)
+    number = torch.ones(1, dtype=torch.float64)
+    filters = Filters(row[0, :1] + 1, row[0, :1], number.long(), number, is_on=False)
     b = lora_room(weight, 1, 1, NUMBA.lora_b_by_rank)
     assert rows is not None
     calls: list[Callable[[], object]] = [
@@ -55,8 +69,9 @@ def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bo
         lambda: NUMBA.paged_attention(
             heads, pages, pages, starts, one, torch.zeros(1, 1, dtype=torch.int32), 1.0, None
         ),
+        lambda: NUMBA.draw(row, row[0, :1], filters, 0 * number),
         lambda: NUMBA.add_lora(row, row, row[None, None], b, (0, 8), one[None], rows),
-        lambda: lora.linear_lora(row, weight, None, row[None, None], b, (0, 8), one[None], rows),
+        lambda: lora.LoraLinear(weight, None, row[None, None], b, (0, 8), one[None])(row, rows),
     ]
     if quantized:
         calls.append(lambda: NUMBA.quantize_linear(row, None)(row))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from izh.errors import OptionError
-from izh.kernels.cpu import attention, compile, elementwise, linear, table, threads
+from izh.kernels.cpu import attention, compile, draw, elementwise, linear, table, threads
+from izh.kernels.draw import Filters
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -64,9 +65,11 @@ def test_warm_up_reports_and_leaves_nothing_to_compile() -> None:
     table.NUMBA.gelu_tanh_mul(torch.zeros(3, 8))
     starts, lens, blocks = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3], [3], [[1]]))
     table.NUMBA.paged_attention(strided, pages, pages, starts, lens, blocks, 1, 2)
+    ones, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
+    table.NUMBA.draw(strided[:, 0], ones, Filters(ones, -ones, torch.tensor([1, 2, 8]), double, True), double / 2)
     kernels = (elementwise._norm, elementwise._rope, elementwise._write_kv, elementwise._gate)
-    others = (linear._linear, attention._paged_attention)
-    assert [len(kernel.signatures) for kernel in (*kernels, *others)] == [1] * 6
+    others = (linear._linear, attention._paged_attention, draw._draw)
+    assert [len(kernel.signatures) for kernel in (*kernels, *others)] == [1] * 7
 
 
 def test_thread_counts_go_together() -> None:

@@ -5,8 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import inverse_cdf, kept
 
-import izh.sampling.draw as draw
+from izh.kernels.select import select
 from izh.request import SamplingParams
+from izh.sampling.filters import filters_of
+
+CPU = torch.device("cpu")
 
 FILTERS = [
     {"top_k": 2},
@@ -31,11 +34,12 @@ FILTERS = [
 
 
 def tokens(logits, params, uniform):
-    """The tokens that a batch draws, all of it through the filtered way."""
+    """The tokens that a batch draws: the same by definition and by the CPU's kernel."""
     x = torch.tensor(np.asarray(logits), dtype=torch.float32)
-    filters = draw.Filters.of(params, x.shape[1], x.device)
-    scaled = draw.scale(x, x.amax(1), filters.temperature)
-    return draw.draw_filtered(scaled, filters, torch.tensor(np.asarray(uniform), dtype=torch.float64)).tolist()
+    args = x, x.amax(1), filters_of(params, x.shape[1], CPU), torch.tensor(np.asarray(uniform), dtype=torch.float64)
+    drawn = select(CPU, "numba").draw(*args)
+    assert torch.equal(select(CPU, "reference").draw(*args), drawn)
+    return drawn.tolist()
 
 
 def assert_drawn(token, logits, params, uniform):
@@ -86,18 +90,6 @@ def test_mixed_batches_against_the_definition(rows, vocab_size, seed):
         assert tokens(logits[i : i + 1], params[i : i + 1], uniform[i : i + 1]) == [token]
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_the_narrow_and_the_wide_way_agree(filters, monkeypatch):
-    rng = np.random.default_rng(3)
-    logits, uniform = 4 * rng.normal(size=(32, 5003)), rng.random(32)
-    params = [SamplingParams(**filters)] * 32
-    narrow = tokens(logits, params, uniform)
-    monkeypatch.setattr(
-        draw, "_draw_narrow", lambda x, f, u: (torch.zeros(len(x), dtype=torch.long), torch.zeros(len(x)) > 0)
-    )
-    assert tokens(logits, params, uniform) == narrow
-
-
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.1}, {"top_p": 0.3}, {"min_p": 1.0}], ids=str)
 def test_ties_at_the_edge_are_all_kept(filters):
     """Two tokens above, 500 tied at the edge (more than there are candidates), the rest far below."""
@@ -142,10 +134,8 @@ def test_the_distribution_by_chi_square(temperature, filters):
 def test_unfiltered_draws_are_the_inverse_cdf_of_the_softmax():
     rng = np.random.default_rng(5)
     logits, uniform = rng.normal(size=(50, 5003)).astype(np.float32), rng.random(50)
-    x = torch.tensor(logits)
-    scaled = draw.scale(x, x.amax(1), torch.full((50,), 0.7))
-    drawn = draw.draw_unfiltered(scaled, torch.from_numpy(uniform)).tolist()
     params = SamplingParams(temperature=0.7)
+    drawn = tokens(logits, [params] * 50, uniform)
     exact = [inverse_cdf(kept(row.astype(np.float64), params), u) for row, u in zip(logits, uniform, strict=True)]
     assert np.mean(np.equal(drawn, exact)) > 0.9  # a number close to a boundary may fall on its other side
     for row, token, u in zip(logits, drawn, uniform, strict=True):
