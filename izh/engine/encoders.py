@@ -5,7 +5,7 @@ time while requests run: half of it, whatever a token costs here and there.
 Must not know: what an encoder is (it is given functions), requests, sockets.
 Invariants: every Encode gets one Encoded; calls take turns, so that a long one delays a short one by a turn at most.
 
-    step (21 ms)   turn turn (2 x 14 ms)   step   turn   step   turn turn   ...
+    |--- step ---| turn | turn |--- step ---| turn |--- step ---| turn | turn | ...
 
 One thread computes everything, with one pool of threads under it. Two pools, of two processes on the same cores, slow
 each other down tenfold.
