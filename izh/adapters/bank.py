@@ -62,6 +62,7 @@ class AdapterBank:
         self.max_rank = max_rank
         self.shapes = shapes_of(sites)
         self.slots = SlotTable(capacity)
+        self._slots_of_rows: list[int] = []
         self._rows: AdapterRows | None = None
         self._content: list[bytes | None] = [None] * capacity  # the digest of the weights each slot holds
         self._named: dict[str, int] = {}
@@ -159,7 +160,9 @@ class AdapterBank:
     def activate(self, rows: Sequence[int] | Tensor, decode: bool = False) -> None:
         """The adapter slot of each row of the next forward, -1 for the base model. `decode` says that each row is a
         sequence's next token; the arithmetic does not depend on it."""
-        self._rows = AdapterRows.of(rows, self._device)
+        slots = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        if slots != self._slots_of_rows:  # steps that decode are alike
+            self._slots_of_rows, self._rows = slots, AdapterRows.of(slots, self._device)
 
     # -- adapters by name: for direct use -----------------------------------------------------------------------------
 

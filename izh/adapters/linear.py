@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from izh.adapters.rows import ReplacedRows
 from izh.adapters.weights import ModuleDelta
 from izh.kernels.lora import AdapterRows, lora_room
-from izh.kernels.ops import Ops
+from izh.kernels.ops import LoraLinear, Ops
 from izh.model.decoder import Embedding
 from izh.model.layers import Linear
 from izh.model.quantize import Int8Embedding, Int8Linear, dequantized
@@ -37,6 +37,8 @@ class AdapterLinear(nn.Module):
     gain and shift are 1 and 0 except for DoRA (gain = m / ||W + BA||, per output) and trained biases; B carries the
     scale, and for DoRA the gain. Ranks are the adapters' own: no time is spent on padding. Where an adapter replaces
     rows of W (an LM head that was trained), its rows of the step are projected again, by these alone.
+
+    A projection that no adapter of the step adapts is the wrapped module alone, as with no adapter in the step.
 
     Where the kernels can read it, A and B are float16 for as long as that holds every number exactly, as it does those
     of adapters saved in it: half the memory to read. The first adapter that needs more makes them wide.
@@ -63,37 +65,42 @@ class AdapterLinear(nn.Module):
         self.ranks = torch.zeros(capacity, len(parts), dtype=torch.int32)
         self.gain: Tensor | None = None  # [S, D], made when the first adapter needs it; the same for shift
         self.shift: Tensor | None = None
+        self._written: set[int] = set()  # slots whose adapter adapts this projection
         self._has_affine: set[int] = set()  # slots whose gain or shift is not 1 or 0
         self._replaced: dict[tuple[int, int], ReplacedRows] = {}  # by slot and part
         self._offsets = (*(part.start for part in parts), parts[-1].stop)
         self._ops = ops
-        is_ours = type(base) is Linear and base.ops.linear is ops.linear  # else only the base knows its own arithmetic
-        self._linear_lora = ops.linear_lora if is_ours else None
         self._rows = rows
+        self._at_once = self._base_and_lora()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, D]."""
         rows = self._rows()
-        if rows is None:
+        if rows is None or self._written.isdisjoint(rows.used):
             return self.base(x)
-        weights = (self.a, self.b, self._offsets, self.ranks, rows)
-        base, fused = self.base, self._linear_lora
-        if fused and isinstance(base, Linear) and len(x) <= self._ops.few_rows and not self._does_more(rows):
-            return fused(x, base.weight, base.bias, *weights)
+        if self._at_once is not None and x.shape[0] <= self._ops.few_rows and not self._does_more(rows):
+            return self._at_once(x, rows)
         y = self.base(x)
         if self._replaced:
             self._project_again(y, x, rows)
         if self._has_affine:
             self._scale_and_shift(y, rows)
-        self._ops.add_lora(y, x, *weights)
+        self._ops.add_lora(y, x, self.a, self.b, self._offsets, self.ranks, rows)
         return y
+
+    def _base_and_lora(self) -> LoraLinear | None:
+        """Both in one, of the tensors that there are now, if the kernels have that and it is the base's arithmetic."""
+        base, ops = self.base, self._ops
+        if ops.linear_lora is None or not isinstance(base, Linear) or base.ops.linear is not ops.linear:
+            return None
+        return ops.linear_lora(base.weight, base.bias, self.a, self.b, self._offsets, self.ranks)
 
     def _does_more(self, rows: AdapterRows) -> bool:
         """Whether an adapter of the step does more here than to add B (A x)."""
         if not (self._has_affine or self._replaced):
             return False
         more = self._has_affine.union(slot for slot, _part in self._replaced)
-        return any(slot in more for slot, _, _ in rows.groups)
+        return not more.isdisjoint(rows.used)
 
     def _scale_and_shift(self, y: Tensor, rows: AdapterRows) -> None:
         assert self.gain is not None
@@ -125,11 +132,13 @@ class AdapterLinear(nn.Module):
         `gains` has what `dora_gain` says of each part with DoRA."""
         self.ranks[slot] = 0
         self._has_affine.discard(slot)
+        self._written.discard(slot)
         for index, part in enumerate(self.parts):
             self._replaced.pop((slot, index), None)
             delta = deltas.get(part.path)
             if delta is None:
                 continue
+            self._written.add(slot)
             if delta.replaced is not None:
                 self._replaced[slot, index] = delta.replaced.to(self.a.device)
             rank, outputs = delta.rank, slice(part.start, part.stop)
@@ -152,6 +161,7 @@ class AdapterLinear(nn.Module):
         room = narrow.new_empty(outputs, 0, dtype=self._dtype)
         self.b = lora_room(room, num_slots, max_rank, self._ops.lora_b_by_rank)
         self.b.copy_(narrow)
+        self._at_once = self._base_and_lora()
 
     def _shift(self, delta: ModuleDelta, outputs: slice, gain: Tensor) -> Tensor:
         """What is added to the outputs once they are scaled, [D of the part] float32 on the host."""

@@ -51,6 +51,20 @@ class AdapterRows:
             longest=int(counts.max()),
         )
 
+    @cached_property
+    def used(self) -> frozenset[int]:
+        """The slots that have rows."""
+        return frozenset(slot for slot, _, _ in self.groups)
+
+    @cached_property
+    def host_memory(self) -> tuple[int, int, int, int, int]:
+        """For kernels on CPU: the address of order and its length, those of starts and slots, and G. Raises ValueError
+        where they lie on another device."""
+        if not self.order.is_cpu:
+            raise ValueError(f"rows: they lie on {self.order.device}; the CPU kernel takes rows on cpu")
+        starts, slots = self.starts.data_ptr(), self.slots.data_ptr()
+        return self.order.data_ptr(), len(self.order), starts, slots, len(self.groups)
+
     @property
     def tile_rows(self) -> int:
         """Rows per tile: the least that a tensor core takes, unless there are long groups to be cut."""

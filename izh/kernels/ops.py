@@ -49,6 +49,15 @@ class QuantizedLinear(Protocol):
         ...
 
 
+class LoraLinear(Protocol):
+    """A linear layer with a bank of low-rank corrections beside it. It reads them where they lie, so what is written
+    into them counts; it keeps them alive."""
+
+    def __call__(self, x: Tensor, rows: AdapterRows) -> Tensor:
+        """x [T, K] -> [T, D]: `Ops.linear`, then `Ops.add_lora` on it, to the bit."""
+        ...
+
+
 @dataclass(frozen=True)
 class Ops:
     """One implementation of every op. Inputs are contiguous in their last dimension; rows may be strided views."""
@@ -117,11 +126,9 @@ class Ops:
     `izh/kernels/draw.py` defines it.  peak is the row's largest logit; a row of which that is not finite gets any
     column.  float32."""
 
-    linear_lora: (
-        Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, tuple[int, ...], Tensor, AdapterRows], Tensor] | None
-    ) = None
-    """linear_lora(x, weight, bias, a, b, offsets, ranks, rows) -> [T, D]: `linear`, then `add_lora` on it, to the bit,
-    where both at once are faster; else None."""
+    linear_lora: Callable[[Tensor, Tensor | None, Tensor, Tensor, tuple[int, ...], Tensor], LoraLinear] | None = None
+    """linear_lora(weight, bias, a, b, offsets, ranks), with the arguments of `linear` and `add_lora`: a layer that does
+    both at once, where that is faster; else None."""
 
     lora_b_by_rank: bool = False
     """How b lies in memory for `add_lora` and `linear_lora` (see `lora_room`)."""

@@ -1,5 +1,7 @@
 """AdapterBank as a user of it by hand knows it: on a flat model, rows of any adapters in one forward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -166,3 +168,50 @@ def test_a_model_has_one_bank():
     AdapterBank(model)
     with pytest.raises(ValueError, match="no linear named"):
         AdapterBank(model)
+
+
+@pytest.mark.parametrize("num_rows", [3, 200])  # as few and as many rows are computed
+@torch.inference_mode()
+def test_a_projection_that_no_adapter_of_the_step_adapts_is_the_base_alone(num_rows):
+    """And is none any more once its slot has an adapter that does."""
+    model = Flat()
+    bank = AdapterBank(model, capacity=2, max_rank=4, backend="cpu")
+    calls = []
+    wrapped = model.v_proj
+    bank.load("one", weights(1, 4, ("q_proj",)), alpha=4)
+    bank.load("two", weights(2, 4, ("v_proj",)), alpha=4)
+    wrapped._at_once = lambda x, rows: calls.append("at once") or wrapped.base(x)
+    wrapped._ops = replace(wrapped._ops, add_lora=lambda *args: calls.append("after"))
+    x = torch.randn(num_rows, 24)
+    expected = ["at once"] if num_rows == 3 else ["after"]
+    for slots, names in (([0, -1, 0], []), ([0, 1, -1], expected)):
+        bank.activate((slots * num_rows)[:num_rows])
+        assert torch.equal(model.v_proj(x), wrapped.base(x))
+        assert calls == names
+    bank.unload("one")
+    assert bank.load("three", weights(3, 4, ("v_proj",)), alpha=4) == 0
+    bank.activate([0] * num_rows)
+    model.v_proj(x)
+    assert calls == expected * 2
+
+
+@torch.inference_mode()
+def test_a_step_whose_rows_are_as_before_is_told_apart_from_one_whose_are_not():
+    """The grouping of rows is kept from step to step."""
+    model, x = Flat(), torch.randn(2, 24)
+    bank = AdapterBank(model, capacity=2, max_rank=4, backend="cpu")
+    bank.load("one", weights(1, 4), alpha=4)
+    bank.load("two", weights(2, 4), alpha=4)
+    rows = [0, 1]
+    bank.activate(rows)
+    first = model(x)
+    rows.reverse()  # the caller's list may change
+    bank.activate(rows)
+    second = model(x)
+    bank.activate(torch.tensor([0, 1]))
+    assert torch.equal(model(x), first)
+    bank.activate([-1, -1])
+    base = model(x)
+    assert not torch.equal(first, second)
+    assert not torch.equal(base, first)
+    assert torch.equal(model(x.flip(0)).flip(0), base)

@@ -131,13 +131,10 @@ def _linear(
             _outputs(start, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
 
 
-def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int, int, int]:
+def check_weight(weight: Tensor, bias: Tensor | None) -> tuple[int, int, int, int]:
     """(width, outputs, the bias's address, its entries) of what a kernel can take. Raises: ValueError naming the
     argument."""
-    _, width = check("x", x, torch.float32, 2)
-    outputs, weight_width = check("weight", weight, torch.float32, 2)
-    if weight_width != width:
-        raise ValueError(f"weight: shape {tuple(weight.shape)} for rows of x {tuple(x.shape)}")
+    outputs, width = check("weight", weight, torch.float32, 2)
     bias_address = num_biases = 0
     if bias is not None:
         (num_biases,) = check("bias", bias, torch.float32, 1, contiguous=True)
@@ -145,6 +142,13 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, i
             raise ValueError(f"bias: {num_biases} entries for a weight of {outputs} rows")
         bias_address = bias.data_ptr()
     return width, outputs, bias_address, num_biases
+
+
+def check_rows(x: Tensor, weight: Tensor) -> None:
+    """Raises ValueError for rows that a kernel cannot take, or that are not the weight's."""
+    _, width = check("x", x, torch.float32, 2)
+    if weight.shape[1] != width:
+        raise ValueError(f"weight: shape {tuple(weight.shape)} for rows of x {tuple(x.shape)}")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -155,7 +159,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.shape[0]
     if not 0 < rows <= MAX_ROWS or weight.dtype is not torch.float32:
         return F.linear(x, weight, bias)
-    width, outputs, bias_address, num_biases = check_linear(x, weight, bias)
+    width, outputs, bias_address, num_biases = check_weight(weight, bias)
+    check_rows(x, weight)
     out = torch.empty((rows, outputs))
     _linear(
         x.data_ptr(), rows, x.stride(0), weight.data_ptr(), weight.stride(0), outputs, width, bias_address, num_biases,

@@ -1,6 +1,7 @@
 """The ops `add_lora` and `linear_lora` on CPU: many adapters in one step.
 
-Owns: the border of their kernels: few rows run beside their base (`lora_linear.py`), many after it (`lora_add.py`).
+Owns: LoraLinear; the border of their kernels: few rows run beside their base (`lora_linear.py`), many after
+it (`lora_add.py`).
 Must not know: adapters' names, modules, requests.
 Invariant: a row's numbers do not depend on what else is in the step.
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from izh.kernels.cpu.check import check
-from izh.kernels.cpu.linear import MAX_ROWS, check_linear, linear
+from izh.kernels.cpu.linear import MAX_ROWS, check_rows, check_weight, linear
 from izh.kernels.cpu.lora_add import add_lora_rows
 from izh.kernels.cpu.lora_linear import linear_lora_rows
 from izh.kernels.cpu.simd import HAS_HALF
@@ -44,44 +45,59 @@ def add_lora(
     y_rows, outputs = check("y", y, torch.float32, 2)
     if y_rows != num_rows:
         raise ValueError(f"y: {y_rows} rows for {num_rows} of x")
-    memory = _check_weights(width, outputs, a, b, offsets, ranks, rows)
+    memory = _check_weights(width, outputs, a, b, offsets, ranks)
     fault = add_lora_rows(
-        x.data_ptr(), num_rows, x.stride(0), width, *memory, numba.get_num_threads(), y.data_ptr(), y.stride(0)
-    )
-    if fault >= 0:
-        raise _error(fault, num_rows, a, ranks, rows)
-
-
-def linear_lora(
-    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor,
-    rows: AdapterRows,
-) -> Tensor:  # fmt: skip
-    """See `Ops.linear_lora`, and `add_lora` for the arguments. Of at most MAX_ROWS rows both are one kernel's, with the
-    bits of one after the other.
-
-    Raises: ValueError naming the argument whose dtype, shape, layout or content does not fit.
-    """
-    num_rows = x.shape[0]
-    if not 0 < num_rows <= MAX_ROWS or weight.dtype is not torch.float32:
-        y = linear(x, weight, bias)
-        add_lora(y, x, a, b, offsets, ranks, rows)
-        return y
-    width, outputs, bias_address, num_biases = check_linear(x, weight, bias)
-    memory = _check_weights(width, outputs, a, b, offsets, ranks, rows)
-    y = torch.empty((num_rows, outputs))
-    fault = linear_lora_rows(
-        x.data_ptr(), num_rows, x.stride(0), width, weight.data_ptr(), weight.stride(0), bias_address, num_biases,
-        *memory, numba.get_num_threads(), y.data_ptr(), outputs,
+        x.data_ptr(), num_rows, x.stride(0), width, *memory, *rows.host_memory, numba.get_num_threads(), y.data_ptr(),
+        y.stride(0),
     )  # fmt: skip
     if fault >= 0:
         raise _error(fault, num_rows, a, ranks, rows)
-    return y
+
+
+class LoraLinear:
+    """See `Ops.linear_lora`, and `add_lora` for the arguments. Of at most MAX_ROWS rows base and corrections are one
+    kernel's, with the bits of one after the other.
+
+    What does not change is checked here, once: a step calls each layer of a model, and looking at six tensors takes
+    longer than some of these layers' corrections.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor
+    ) -> None:
+        """Raises ValueError naming the argument whose dtype, shape, layout or content does not fit."""
+        width, outputs, bias_address, num_biases = check_weight(weight, bias)
+        self._memory = (
+            width, weight.data_ptr(), weight.stride(0), bias_address, num_biases,
+            *_check_weights(width, outputs, a, b, offsets, ranks),
+        )  # fmt: skip
+        self._outputs = outputs
+        self._base = (weight, bias)
+        self._lora = (a, b, offsets, ranks)
+
+    def __call__(self, x: Tensor, rows: AdapterRows) -> Tensor:
+        """Raises ValueError naming the argument that does not fit, a rank for which there is no room included."""
+        num_rows = x.shape[0]
+        if not 0 < num_rows <= MAX_ROWS:
+            y = linear(x, *self._base)
+            add_lora(y, x, *self._lora, rows)
+            return y
+        check_rows(x, self._base[0])
+        y = torch.empty((num_rows, self._outputs))
+        fault = linear_lora_rows(
+            x.data_ptr(), num_rows, x.stride(0), *self._memory, *rows.host_memory, numba.get_num_threads(),
+            y.data_ptr(), self._outputs,
+        )  # fmt: skip
+        if fault >= 0:
+            a, _, _, ranks = self._lora
+            raise _error(fault, num_rows, a, ranks, rows)
+        return y
 
 
 def _check_weights(
-    width: int, outputs: int, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor, rows: AdapterRows
+    width: int, outputs: int, a: Tensor, b: Tensor, offsets: tuple[int, ...], ranks: Tensor
 ) -> tuple[int, ...]:
-    """What the kernel reads of them, as its arguments from `is_half` to `num_groups`. Raises ValueError."""
+    """What the kernel reads of them, as its arguments from `is_half` to `ranks_address`. Raises ValueError."""
     dtype = torch.float16 if HAS_HALF and a.dtype is torch.float16 else torch.float32
     num_slots, parts, max_rank, a_width = check("a", a, dtype, 4, contiguous=True)
     if a_width != width:
@@ -94,11 +110,9 @@ def _check_weights(
         raise ValueError(f"b: strides {b.stride()}; it must lie by ranks, as `lora_room` gives it")
     if check("ranks", ranks, torch.int32, 2, contiguous=True) != (num_slots, parts):
         raise ValueError(f"ranks: shape {tuple(ranks.shape)} for {num_slots} slots of {parts} parts")
-    (num_order,) = check("rows", rows.order, torch.int32, 1)
     return (
         a.dtype is torch.float16, a.data_ptr(), num_slots, parts, max_rank, b.data_ptr(), b_row, outputs,
-        _checked_offsets(offsets, parts, outputs).data_ptr(), ranks.data_ptr(), rows.order.data_ptr(), num_order,
-        rows.starts.data_ptr(), rows.slots.data_ptr(), len(rows.groups),
+        _checked_offsets(offsets, parts, outputs).data_ptr(), ranks.data_ptr(),
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ NUMBA = Ops(
     add_layer_norm=layer_norm.add_layer_norm,
     packed_attention=packed_attention.packed_attention,
     draw=draw.draw,
-    linear_lora=lora.linear_lora,
+    linear_lora=lora.LoraLinear,
     lora_b_by_rank=True,
     lora_half=HAS_HALF,
     few_rows=linear.MAX_ROWS,
@@ -71,7 +71,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bo
         ),
         lambda: NUMBA.draw(row, row[0, :1], filters, 0 * number),
         lambda: NUMBA.add_lora(row, row, row[None, None], b, (0, 8), one[None], rows),
-        lambda: lora.linear_lora(row, weight, None, row[None, None], b, (0, 8), one[None], rows),
+        lambda: lora.LoraLinear(weight, None, row[None, None], b, (0, 8), one[None])(row, rows),
     ]
     if quantized:
         calls.append(lambda: NUMBA.quantize_linear(row, None)(row))

@@ -35,7 +35,8 @@ def run(case: LoraCase) -> torch.Tensor:
 
 def run_at_once(case: LoraCase, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     assert case.rows is not None
-    return NUMBA.linear_lora(case.x, weight, bias, case.a, by_rank(case.b), case.offsets, case.ranks, case.rows)
+    layer = lora.LoraLinear(weight, bias, case.a, by_rank(case.b), case.offsets, case.ranks)
+    return layer(case.x, case.rows)
 
 
 def one_after_the_other(case: LoraCase, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -199,6 +200,7 @@ NAMES = ["y", "x", "a", "b", "offsets", "ranks", "rows"]
         ("ranks", CASE.ranks - 1, "ranks: .*in slot 1"),
         ("rows", AdapterRows.of([0, 1, 2]), "rows: slot 2 of a bank of 2"),
         ("rows", AdapterRows.of([0, 1, -1, 1, 1]), "rows: row 4 of a step of 4"),
+        ("rows", AdapterRows.of([0, 1, -1, 1], "meta"), "rows: they lie on meta"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(name: str, value: object, says: str) -> None:
@@ -211,13 +213,13 @@ def test_what_does_not_fit_is_refused_by_name(name: str, value: object, says: st
     if name != "y":
         weight = torch.ones(6, 8 if name == "x" else 9)
         with pytest.raises(ValueError, match=f"^({says})"):
-            lora.linear_lora(args[1], weight, None, *args[2:])
+            lora.LoraLinear(weight, None, *args[2:-1])(args[1], args[-1])
 
 
 @pytest.mark.parametrize(
     ("weight", "bias", "says"),
     [
-        (torch.ones(6, 8), None, "weight: shape"),
+        (torch.ones(6, 8), None, "a: width 9 for rows of x of 8"),
         (torch.ones(5, 9), None, "b: .*needed is torch.float32 .2, 5, 4."),
         (torch.ones(9, 6).T, None, "weight: strides"),
         (torch.ones(6, 9), torch.ones(5), "bias: 5 entries"),
@@ -226,3 +228,22 @@ def test_what_does_not_fit_is_refused_by_name(name: str, value: object, says: st
 def test_a_base_that_does_not_fit_is_refused_by_name(weight: torch.Tensor, bias: torch.Tensor, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         run_at_once(CASE, weight, bias)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [(CASE.x[:, :8], "weight: shape .6, 9. for rows of x .4, 8."), (CASE.x.half(), "x: torch.float16")],
+)
+def test_rows_that_a_layer_cannot_take_are_refused_by_name(x: torch.Tensor, says: str) -> None:
+    layer = lora.LoraLinear(torch.ones(6, 9), None, CASE.a, by_rank(CASE.b), CASE.offsets, CASE.ranks)
+    assert CASE.rows is not None
+    with pytest.raises(ValueError, match=f"^{says}"):
+        layer(x, CASE.rows)
+
+
+def test_a_layer_computes_with_what_lies_in_the_bank_now() -> None:
+    b, weight = by_rank(CASE.b), torch.ones(6, 9)
+    layer = lora.LoraLinear(weight, None, CASE.a, b, CASE.offsets, CASE.ranks)
+    b.zero_()
+    assert CASE.rows is not None
+    assert torch.equal(layer(CASE.x, CASE.rows), NUMBA.linear(CASE.x, weight, None))
