@@ -32,7 +32,7 @@ SYSTEMS = (
     "You look at pictures and answer questions about them.",
 )
 SCENES = 8  # in a step, half of them digits
-DESCRIBED = 0.08  # of the questions; a description has several times the tokens of another answer, so the weight of several
+DESCRIBED = 0.08  # of the questions; a description has several times the tokens of another answer, and so its weight
 STEPS = 240
 LEARNING_RATE = 5e-3
 SEED = 1
