@@ -25,11 +25,10 @@ from rich.table import Table
 
 from izh.bench.clients import Load, ask_all
 from izh.bench.document import caption, document, label, write
-from izh.bench.options import EmbedBenchOptions
+from izh.bench.options import EmbedBenchOptions, at_least_one
 from izh.bench.pooling import (
     SENTENCE_TRANSFORMERS,
     Speed,
-    at_least_one,
     quantile,
     take_turns,
     threads_of,

@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.table import Table
 
 from izh.bench.document import caption, document, label, write
-from izh.bench.options import ImagesOptions
+from izh.bench.options import ImagesOptions, at_least_one
 from izh.bench.seeing import MEASURED, SeeingShape, photograph, write_checkpoint
 from izh.bench.seeing_contestants import Counts, Peer, answer, counts
-from izh.bench.timing import explicit
+from izh.bench.timing import check_batches, explicit
 from izh.config import EngineOptions, ServerOptions
 from izh.engine.async_llm import AsyncLLM
 from izh.errors import OptionError
@@ -96,19 +96,8 @@ def report(engine: EngineOptions, options: ImagesOptions, shape: SeeingShape = M
 
 def check(engine: EngineOptions, options: ImagesOptions) -> None:
     """Raises OptionError for what cannot be measured."""
-    for flag, value in (
-        ("--width", options.width),
-        ("--height", options.height),
-        ("--repeats", options.repeats),
-        *(("--batch", batch) for batch in options.batch),
-    ):
-        if value < 1:
-            raise OptionError(f"{flag} must be at least 1, got {value}")
-    if max(options.batch) > engine.max_num_seqs:
-        raise OptionError(
-            f"--batch {max(options.batch)} exceeds --max-num-seqs {engine.max_num_seqs}: it would not run at once; "
-            "raise --max-num-seqs"
-        )
+    at_least_one(options, "width", "height", "repeats")
+    check_batches(engine, options.batch)
 
 
 async def measure(engine: EngineOptions, options: ImagesOptions) -> list[Figure]:

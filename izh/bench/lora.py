@@ -34,7 +34,7 @@ from izh.bench import timing
 from izh.bench.adapters import refuse_others, write_adapters
 from izh.bench.contestants import DTYPES, Contestant, Izh, Peft
 from izh.bench.document import caption, document, label, write
-from izh.bench.options import LoraOptions
+from izh.bench.options import LoraOptions, at_least_one
 from izh.bench.shapes import SHAPES
 from izh.bench.timing import Prompts, PromptSource, Rates, agreement, explicit, measure, num_calls
 from izh.config import EngineOptions
@@ -89,12 +89,7 @@ def report(engine: EngineOptions, options: LoraOptions) -> int:
 def check(engine: EngineOptions, options: LoraOptions) -> None:
     """Raises OptionError for what cannot be measured."""
     timing.check(engine, options, [options.batch])
-    for flag, value in (
-        *(("--adapters", n) for n in options.adapters),
-        ("--max-peer-adapters", options.max_peer_adapters),
-    ):
-        if value < 1:
-            raise OptionError(f"{flag} must be at least 1, got {value}")
+    at_least_one(options, "adapters", "max_peer_adapters")
     refuse_others(engine)
 
 

@@ -25,8 +25,8 @@ from rich.table import Table
 from izh.bench.adapters import refuse_others, write_adapters
 from izh.bench.clients import Client
 from izh.bench.document import document, write
-from izh.bench.options import MixedOptions
-from izh.bench.pooling import at_least_one, quantile
+from izh.bench.options import MixedOptions, at_least_one
+from izh.bench.pooling import quantile
 from izh.bench.served import izh_server
 from izh.bench.shapes import SHAPES
 from izh.bench.texts import MIXED, SHORT

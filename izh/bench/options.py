@@ -1,13 +1,25 @@
 """Options of the benchmarks.
 
-Owns: TimingOptions, which all of them take, and the options of each. Written as the groups of `izh/config.py` are.
+Owns: TimingOptions, which all of them take, the options of each, and the check of counts. Written as the groups of
+`izh/config.py` are.
 Must not know: argparse, torch.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from izh.bench.shapes import SHAPES
 from izh.config import option
+from izh.errors import OptionError
+
+
+def at_least_one(options: Any, *names: str) -> None:
+    """Raises OptionError for a count of none, in one of these fields or of the numbers in it."""
+    for name in names:
+        given = getattr(options, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value < 1:
+                raise OptionError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

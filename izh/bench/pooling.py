@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from izh.errors import OptionError
 
@@ -74,10 +74,3 @@ def threads_of(num_threads: int | None) -> int:
     if num_threads is not None and num_threads < 1:
         raise OptionError(f"--num-threads must be at least 1, got {num_threads}")
     return num_threads or len(os.sched_getaffinity(0))
-
-
-def at_least_one(options: Any, *names: str) -> None:
-    """Raises OptionError for a count of none."""
-    for name in names:
-        if (value := getattr(options, name)) < 1:
-            raise OptionError(f"--{name.replace('_', '-')} must be at least 1, got {value}")

@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from izh.bench.document import caption, document, label, write
-from izh.bench.options import RerankBenchOptions
-from izh.bench.pooling import Speed, at_least_one, take_turns, threads_of, why_no_sentence_transformers
+from izh.bench.options import RerankBenchOptions, at_least_one
+from izh.bench.pooling import Speed, take_turns, threads_of, why_no_sentence_transformers
 from izh.bench.texts import MIXED, SHORT, TextShape
 from izh.bench.timing import explicit
 from izh.config import EngineOptions

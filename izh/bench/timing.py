@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from izh.bench.contestants import Contestant
-from izh.bench.options import TimingOptions
+from izh.bench.options import TimingOptions, at_least_one
 from izh.config import EngineOptions
 from izh.errors import OptionError
 
@@ -61,14 +61,14 @@ class PromptSource:
 
 def check(engine: EngineOptions, timing: TimingOptions, batches: Sequence[int]) -> None:
     """Raises OptionError for what cannot be measured."""
-    for flag, value in (
-        ("--prompt-tokens", timing.prompt_tokens),
-        ("--output-tokens", timing.output_tokens),
-        ("--repeats", timing.repeats),
-        *(("--batch", batch) for batch in batches),
-    ):
-        if value < 1:
-            raise OptionError(f"{flag} must be at least 1, got {value}")
+    at_least_one(timing, "prompt_tokens", "output_tokens", "repeats")
+    check_batches(engine, batches)
+
+
+def check_batches(engine: EngineOptions, batches: Sequence[int]) -> None:
+    """Raises OptionError for what would not run at once."""
+    if min(batches) < 1:
+        raise OptionError(f"--batch must be at least 1, got {min(batches)}")
     if max(batches) > engine.max_num_seqs:
         raise OptionError(
             f"--batch {max(batches)} exceeds --max-num-seqs {engine.max_num_seqs}: it would not run at once; "

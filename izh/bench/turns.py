@@ -27,12 +27,11 @@ from rich.table import Table
 from izh.bench import timing
 from izh.bench.adapters import refuse_others, write_adapters
 from izh.bench.document import document, write
-from izh.bench.options import TurnsOptions
+from izh.bench.options import TurnsOptions, at_least_one
 from izh.bench.shapes import SHAPES
 from izh.bench.timing import PromptSource, explicit
 from izh.config import EngineOptions
 from izh.engine.async_llm import AsyncLLM
-from izh.errors import OptionError
 from izh.model.load import load_spec
 from izh.model.source import resolve
 from izh.request import SamplingParams
@@ -90,14 +89,7 @@ def report(engine: EngineOptions, options: TurnsOptions) -> int:
 def check(engine: EngineOptions, options: TurnsOptions) -> None:
     """Raises OptionError for what cannot be measured."""
     timing.check(engine, options, [1])
-    for flag, value in (
-        ("--requests", options.requests),
-        ("--slots", options.slots),
-        ("--clients", options.clients),
-        *(("--adapters", count) for count in options.adapters),
-    ):
-        if value < 1:
-            raise OptionError(f"{flag} must be at least 1, got {value}")
+    at_least_one(options, "requests", "slots", "clients", "adapters")
     refuse_others(engine)
 
 

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Tokenizers
 from izh.bench import timing
 from izh.bench.adapters import refuse_others, write_adapters
 from izh.bench.document import document, write
+from izh.bench.options import at_least_one
 from izh.bench.peers import markdown, plots
 from izh.bench.peers.catalogue import Environments, how_to_set_up
 from izh.bench.peers.forms import form_of
@@ -185,14 +186,7 @@ class Run:
 def check(engine: EngineOptions, options: PeersOptions) -> None:
     """Raises OptionError for what cannot be measured."""
     timing.check(engine, options, [*options.batch, CONTEXT_BATCH])
-    for flag, values in (
-        ("--adapters", options.adapters),
-        ("--context", options.context),
-        ("--limit-s", (options.limit_s,)),
-    ):
-        for value in values:
-            if value < 1:
-                raise OptionError(f"{flag} must be at least 1, got {value}")
+    at_least_one(options, "adapters", "context", "limit_s")
     if engine.device not in (None, "cpu") or engine.dtype not in (None, "fp32"):
         raise OptionError(
             "this command compares engines on the CPU, and chooses each one's dtype: leave out --device, --dtype"
