@@ -7,22 +7,13 @@ answers at once. Each function returns the exit status.
 import argparse
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
-from izh.bench.options import (
-    EmbedBenchOptions,
-    ImagesOptions,
-    LoraOptions,
-    MixedOptions,
-    PerplexityOptions,
-    RerankBenchOptions,
-    ThroughputOptions,
-    TurnsOptions,
-)
-from izh.bench.peers.options import PeersOptions
 from izh.cli.flags import take
 from izh.cli.options import AnswerOptions, EmbedOptions, RerankOptions
 from izh.config import EngineOptions, ServerOptions
@@ -81,67 +72,10 @@ def features(arguments: argparse.Namespace) -> int:
     return tour(_load(arguments))
 
 
-def bench_throughput(arguments: argparse.Namespace) -> int:
-    """Measure prefill and decode rates."""
-    from izh.bench.throughput import report
-
-    return report(take(EngineOptions, arguments), take(ThroughputOptions, arguments))
-
-
-def bench_lora(arguments: argparse.Namespace) -> int:
-    """Measure what adapters cost."""
-    from izh.bench.lora import report
-
-    return report(take(EngineOptions, arguments), take(LoraOptions, arguments))
-
-
-def bench_turns(arguments: argparse.Namespace) -> int:
-    """Measure more adapters than slots."""
-    from izh.bench.turns import report
-
-    return report(take(EngineOptions, arguments), take(TurnsOptions, arguments))
-
-
-def bench_images(arguments: argparse.Namespace) -> int:
-    """Measure images, new and seen before."""
-    from izh.bench.images import report
-
-    return report(take(EngineOptions, arguments), take(ImagesOptions, arguments))
-
-
-def bench_perplexity(arguments: argparse.Namespace) -> int:
-    """Measure what 8 bits do to the predictions."""
-    from izh.bench.perplexity import report
-
-    return report(take(EngineOptions, arguments), take(PerplexityOptions, arguments))
-
-
-def bench_peers(arguments: argparse.Namespace) -> int:
-    """Measure izh and its peers into one report."""
-    from izh.bench.peers.report import report
-
-    return report(take(EngineOptions, arguments), take(PeersOptions, arguments))
-
-
-def bench_embed(arguments: argparse.Namespace) -> int:
-    """Measure embeddings."""
-    from izh.bench.embed import report
-
-    return report(take(EngineOptions, arguments), take(EmbedBenchOptions, arguments))
-
-
-def bench_rerank(arguments: argparse.Namespace) -> int:
-    """Measure reranking."""
-    from izh.bench.rerank import report
-
-    return report(take(RerankBenchOptions, arguments))
-
-
-def bench_mixed(arguments: argparse.Namespace) -> int:
-    """Ask everything at once, and compare."""
-    from izh.bench.mixed import report
-
-    return report(take(EngineOptions, arguments), take(MixedOptions, arguments))
+def bench(module: str, groups: Sequence[type], arguments: argparse.Namespace) -> int:
+    """Measure what the module is about."""
+    status: int = import_module(module).report(*(take(group, arguments) for group in groups))
+    return status
 
 
 def fetch(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ Must not know: how options become flags (`flags.py`), what commands do (`command
 import argparse
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from izh.bench.options import (
     EmbedBenchOptions,
@@ -26,6 +27,49 @@ from izh.config import EngineOptions, ServerOptions
 from izh.version import __version__
 
 Command = Callable[[argparse.Namespace], int]
+
+# name, module below izh.bench, what its `report` takes, effect
+_BENCHES: tuple[tuple[str, str, tuple[type, ...], str], ...] = (
+    ("throughput", "throughput", (EngineOptions, ThroughputOptions), "prefill and decode rates, beside transformers"),
+    (
+        "lora",
+        "lora",
+        (EngineOptions, LoraOptions),
+        "rates with many adapters in one batch, beside the base alone and PEFT",
+    ),
+    ("turns", "turns", (EngineOptions, TurnsOptions), "first tokens and rates with more adapters than slots"),
+    (
+        "images",
+        "images",
+        (EngineOptions, ImagesOptions),
+        "first tokens of prompts with images, new and seen before, beside transformers",
+    ),
+    (
+        "perplexity",
+        "perplexity",
+        (EngineOptions, PerplexityOptions),
+        "how well a text is predicted, with the weights as they are and in 8 bits",
+    ),
+    (
+        "peers",
+        "peers.report",
+        (EngineOptions, PeersOptions),
+        "izh and every installed peer on the same work, into one report",
+    ),
+    (
+        "embed",
+        "embed",
+        (EngineOptions, EmbedBenchOptions),
+        "vectors offline and over HTTP, beside sentence-transformers and Infinity",
+    ),
+    ("rerank", "rerank", (RerankBenchOptions,), "scores, beside CrossEncoder"),
+    (
+        "mixed",
+        "mixed",
+        (EngineOptions, MixedOptions),
+        "all kinds of request at once, each answer compared with its lone answer",
+    ),
+)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -84,84 +128,15 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model(features)
     add_flags(features, EngineOptions)
 
-    bench = tree.add_parser("bench", help="measure", description="Measure.", allow_abbrev=False)
-    benches = bench.add_subparsers(metavar="WHAT", required=True)
-    throughput = _add(
-        benches,
-        "throughput",
-        "[MODEL] [options]",
-        commands.bench_throughput,
-        "prefill and decode rates, beside transformers",
-    )
-    _add_model(throughput)
-    add_flags(throughput, ThroughputOptions, EngineOptions)
-    lora = _add(
-        benches,
-        "lora",
-        "[MODEL] [options]",
-        commands.bench_lora,
-        "rates with many adapters in one batch, beside the base alone and PEFT",
-    )
-    _add_model(lora)
-    add_flags(lora, LoraOptions, EngineOptions)
-    turns = _add(
-        benches,
-        "turns",
-        "[MODEL] [options]",
-        commands.bench_turns,
-        "first tokens and rates with more adapters than slots",
-    )
-    _add_model(turns)
-    add_flags(turns, TurnsOptions, EngineOptions)
-
-    images = _add(
-        benches,
-        "images",
-        "[MODEL] [options]",
-        commands.bench_images,
-        "first tokens of prompts with images, new and seen before, beside transformers",
-    )
-    _add_model(images)
-    add_flags(images, ImagesOptions, EngineOptions)
-    perplexity = _add(
-        benches,
-        "perplexity",
-        "[MODEL] [options]",
-        commands.bench_perplexity,
-        "how well a text is predicted, with the weights as they are and in 8 bits",
-    )
-    _add_model(perplexity)
-    add_flags(perplexity, PerplexityOptions, EngineOptions)
-    peers = _add(
-        benches,
-        "peers",
-        "[MODEL] [options]",
-        commands.bench_peers,
-        "izh and every installed peer on the same work, into one report",
-    )
-    _add_model(peers)
-    add_flags(peers, PeersOptions, EngineOptions)
-
-    embeds = _add(
-        benches,
-        "embed",
-        "[MODEL] [options]",
-        commands.bench_embed,
-        "vectors offline and over HTTP, beside sentence-transformers and Infinity",
-    )
-    _add_model(embeds)
-    add_flags(embeds, EmbedBenchOptions, EngineOptions)
-    reranks = _add(benches, "rerank", "[options]", commands.bench_rerank, "scores, beside CrossEncoder")
-    add_flags(reranks, RerankBenchOptions)
-    mixed = _add(
-        benches,
-        "mixed",
-        "[MODEL] [options]",
-        commands.bench_mixed,
-        "all kinds of request at once, each answer compared with its lone answer",
-    )
-    _add_model(mixed)
-    add_flags(mixed, MixedOptions, EngineOptions)
+    measuring = tree.add_parser("bench", help="measure", description="Measure.", allow_abbrev=False)
+    benches = measuring.add_subparsers(metavar="WHAT", required=True)
+    for name, module, groups, effect in _BENCHES:
+        loads = EngineOptions in groups
+        measure = partial(commands.bench, f"izh.bench.{module}", groups)
+        bench = _add(benches, name, "[MODEL] [options]" if loads else "[options]", measure, effect)
+        if loads:
+            _add_model(bench)
+        add_flags(bench, *reversed(groups))
 
     fetch = _add(tree, "fetch", "MODEL [--revision TEXT]", commands.fetch, "get a model ahead of time")
     fetch.add_argument("model", metavar="MODEL", help="'demo' or a hub id")
