@@ -18,30 +18,40 @@ from izh.sequence import Chunk, Plan, Sequence
 
 
 class Gate(Protocol):
-    """A feature's word on admission and on what a cached block means. Host only: no tensors are computed here."""
+    """A feature's word on admission and on what a cached block means. Host only: no tensors are computed here.
+
+    What a feature does not say is said here, for who inherits: nothing is fetched, held or delayed, and blocks depend
+    on nothing but their tokens."""
 
     def prepare(self, sequence: Sequence) -> Future[Any] | None:
         """Called first. What must be fetched before `open` (from a disk, say), or None if nothing; other requests run
         on meanwhile. Raises RequestError, holding nothing."""
+        return None
 
     def open(self, sequence: Sequence) -> None:
         """Validate and annotate once, before the length check and before KV is reserved. May rewrite `token_ids`
         (an image placeholder becomes many). Raises RequestError; `close` follows."""
+        return
 
     def turn(self) -> None:
         """A step is about to be planned: the time to decide whose turn it is, if not all can run."""
+        return
 
     def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
         """Parts that make the cached block of this span distinct from one with the same tokens; () if none. Pure."""
+        return ()
 
     def grant(self, chunk: Chunk) -> int:
         """How many of the chunk's tokens may run now; 0 means wait. Pure."""
+        return chunk.count
 
     def take(self, chunk: Chunk) -> None:
         """Commit what `grant` allowed: the chunk is in the plan."""
+        return
 
     def close(self, sequence: Sequence) -> None:
         """Return every hold. Called exactly once for each sequence that `prepare` accepted, however it ends."""
+        return
 
 
 class Stage(Protocol):
@@ -54,7 +64,9 @@ class Stage(Protocol):
         """Write this feature's channel of `batch` and nothing else."""
 
     def narrow(self, rows: list[int]) -> None:
-        """Only these rows of the step go on into the model, in this order: a head has taken them."""
+        """Only these rows of the step go on into the model, in this order: a head has taken them. To a feature that
+        has no part in the LM head it is nothing, which is what who inherits says."""
+        return
 
 
 class HiddenRows:
@@ -99,4 +111,6 @@ class Head(Protocol):
         """Make results from the rows that `rows(plan)` just named."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop any state kept for a sequence that has ended. Called once for each, also for those never run."""
+        """Drop any state kept for a sequence that has ended, if a head keeps any. Called once for each, also for those
+        never run."""
+        return

@@ -14,10 +14,11 @@ from izh.errors import RequestError
 from izh.model.rope import Mrope
 from izh.model.spec import RopeSpec
 from izh.multimodal.features import Features
+from izh.seams import Gate
 from izh.sequence import Chunk, Sequence
 
 
-class ImageGate:
+class ImageGate(Gate):
     """The Gate (izh/seams.py) of images.
 
     `features_of` gives a sequence's validated Features once they are, or the RequestError that they came to; None for
@@ -64,9 +65,6 @@ class ImageGate:
         self._check_whole(features)
         self._features[sequence.id] = features
 
-    def turn(self) -> None:
-        return
-
     def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
         """What a block's KV depends on besides its tokens and the blocks before it (which the chain of keys names).
 
@@ -103,9 +101,6 @@ class ImageGate:
                 if span.start < chunk.stop < span.stop:
                     return max(0, span.start - chunk.start)
         return chunk.count
-
-    def take(self, chunk: Chunk) -> None:
-        return
 
     def close(self, sequence: Sequence) -> None:
         self._checking.pop(sequence.id, None)

@@ -15,10 +15,11 @@ from izh.batch import Batch, BothWays, Overrides
 from izh.model.rope import Rotary
 from izh.multimodal.features import Features
 from izh.multimodal.gate import ImageGate
+from izh.seams import Stage
 from izh.sequence import Chunk, Plan
 
 
-class ImageStage:
+class ImageStage(Stage):
     """The Stage (izh/seams.py) of images. `rotaries` are the decoder's."""
 
     def __init__(self, gate: ImageGate, rotaries: Many[Rotary]) -> None:
@@ -68,9 +69,6 @@ class ImageStage:
             batch.overrides = Overrides(
                 torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)
             )
-
-    def narrow(self, rows: list[int]) -> None:
-        return
 
 
 def _whole(features: Features, chunk: Chunk, first: int, index: int) -> list[BothWays]:

@@ -8,18 +8,16 @@ Invariant: whether cached blocks may be read is said by `PoolingParams.needs_eve
 
 from izh.errors import RequestError
 from izh.request import PoolingParams
-from izh.sequence import Chunk, Sequence
+from izh.seams import Gate
+from izh.sequence import Sequence
 
 
-class PoolingGate:
+class PoolingGate(Gate):
     """The Gate (izh/seams.py) of pooling."""
 
     def __init__(self, vocab_size: int, has_lm_head: bool) -> None:
         self._vocab_size = vocab_size
         self._has_lm_head = has_lm_head
-
-    def prepare(self, sequence: Sequence) -> None:
-        return
 
     def open(self, sequence: Sequence) -> None:
         params = sequence.request.params
@@ -32,18 +30,3 @@ class PoolingGate:
                 raise RequestError(
                     f"logit_ids has token id {token_id}; this model's ids are 0 to {self._vocab_size - 1}", "logit_ids"
                 )
-
-    def turn(self) -> None:
-        return
-
-    def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
-        return ()
-
-    def grant(self, chunk: Chunk) -> int:
-        return chunk.count
-
-    def take(self, chunk: Chunk) -> None:
-        return
-
-    def close(self, sequence: Sequence) -> None:
-        return

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from izh.pooling.running import RunningPool
 from izh.request import Finish, PoolingParams
-from izh.seams import HiddenRows, Result
+from izh.seams import Head, HiddenRows, Result
 from izh.sequence import Chunk, Plan, Sequence
 
 
@@ -71,7 +71,7 @@ class PoolingHead:
             yield offset, _Wanted(chunk, pool, pool.wanted(chunk.start, chunk.stop))
 
 
-class LogitsHead:
+class LogitsHead(Head):
     """Implements Head (izh/seams.py) for the sequences whose PoolingParams have `logit_ids`."""
 
     def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
@@ -89,9 +89,6 @@ class LogitsHead:
             _result(chunk.sequence, logits[index, list(params.logit_ids)])
             for index, (_, chunk, params) in enumerate(ending)
         ]
-
-    def forget(self, sequence: Sequence) -> None:
-        return
 
     def _ending(self, plan: Plan) -> Iterator[tuple[int, Chunk, PoolingParams]]:
         return (each for each in _pooled_chunks(plan) if each[2].logit_ids and each[1].reaches_end)

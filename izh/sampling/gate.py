@@ -7,18 +7,16 @@ cache key.
 from izh.errors import RequestError
 from izh.request import SamplingParams
 from izh.sampling.check import check_params
-from izh.sequence import Chunk, Sequence
+from izh.seams import Gate
+from izh.sequence import Sequence
 
 
-class SamplingGate:
+class SamplingGate(Gate):
     """The Gate (izh/seams.py) of text generation."""
 
-    def __init__(self, vocab_size: int, has_lm_head: bool = True) -> None:
+    def __init__(self, vocab_size: int, has_lm_head: bool) -> None:
         self._vocab_size = vocab_size
         self._has_lm_head = has_lm_head
-
-    def prepare(self, sequence: Sequence) -> None:
-        return
 
     def open(self, sequence: Sequence) -> None:
         params = sequence.request.params
@@ -29,18 +27,3 @@ class SamplingGate:
                 "this model embeds and cannot generate: its checkpoint has no LM head; ask it for embeddings", "model"
             )
         check_params(params, self._vocab_size)
-
-    def turn(self) -> None:
-        return
-
-    def key(self, sequence: Sequence, start: int, stop: int) -> tuple[bytes, ...]:
-        return ()
-
-    def grant(self, chunk: Chunk) -> int:
-        return chunk.count
-
-    def take(self, chunk: Chunk) -> None:
-        return
-
-    def close(self, sequence: Sequence) -> None:
-        return

@@ -63,7 +63,7 @@ class World:
         limits_ = replace(settings.limits, **({"block_size": 4, "max_num_seqs": 8} | limits))
         found = {name: features(made, sections=self.mrope.sections) for name, made in prompts.items()}
         images = ImageGate(lambda sequence: checked(found.get(sequence.id)), model.spec.ropes, self.mrope)
-        gates = (SamplingGate(model.spec.vocab_size), images)
+        gates = (SamplingGate(model.spec.vocab_size, has_lm_head=True), images)
         heads = [SamplingHead(model.logits, model.ops, model.spec.vocab_size, frozenset(), 256)]
         keys = BlockKeys(limits_.block_size, b"model", model.spec.length_key, [gate.key for gate in gates])
         scheduler = Scheduler(limits_, BlockPool(num_blocks), keys, gates)
