@@ -145,6 +145,10 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """True when each prompt position must be computed, so that no prefix hit may be read."""
         return self.mode != "last"
 
+    def skipping(self, num_tokens: int) -> "PoolingParams":
+        """The same, of the tokens from this number on."""
+        return msgspec.structs.replace(self, skip=num_tokens)
+
     @property
     def room(self) -> int:
         """Tokens that the context must hold beside the prompt."""

@@ -48,9 +48,8 @@ class OfflineEngine:
         self.core = engine.core
         self._control = Control(engine.adapters)
         self._processor = OutputProcessor(self.tokenizer)
-        self._inboxes: dict[
-            str, deque[RequestOutput | PoolingOutput | IzhError]
-        ] = {}  # of each live request: its call's
+        # Of each live request, its call's.
+        self._inboxes: dict[str, deque[RequestOutput | PoolingOutput | IzhError]] = {}
 
     def run(self, asked: Sequence[Asked]) -> Iterator[tuple[int, RequestOutput | PoolingOutput]]:
         """Yield what each step adds, with the index of what it answers, until all is finished. Raises RequestError for

@@ -38,16 +38,13 @@ class OfflinePooler:
     ) -> "Future[list[Tensor]]":
         """Raises: RequestError for an entry or an adapter that the engine does not take."""
         rows: dict[int, Tensor] = {}
-        for index, output in self._engine.run([Asked(e.ids, self._how(e), lora=self._lora) for e in entries]):
+        asked = [Asked(each.ids, self._params.skipping(each.skip), lora=self._lora) for each in entries]
+        for index, output in self._engine.run(asked):
             assert isinstance(output, PoolingOutput)
             rows[index] = torch.from_numpy(output.vector.copy())
         future: Future[list[Tensor]] = Future()
         future.set_result(finish(torch.stack([rows[index] for index in range(len(entries))]), entries))
         return future
-
-    def _how(self, entry: Entry) -> PoolingParams:
-        how = self._params
-        return how if not entry.skip else PoolingParams(mode=how.mode, normalize=how.normalize, skip=entry.skip)
 
 
 class PoolingModels:

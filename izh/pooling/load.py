@@ -64,16 +64,19 @@ def load_embedder(
     files = read_sentence_files(folder)
     config = read_encoder_config(files.transformer)
     tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
-    ops = _ops(kernels, quantization)
     spec = native_spec(config)
     encoder: NativeEncoder | HFEncoder | RemoteEncoder
+    prepare: Callable[[], None] | None = None
     if elsewhere is not None:
         encoder = elsewhere
-    elif spec is None:
-        _stays_whole(quantization, files.transformer, config)
-        encoder = HFEncoder(_from_transformers("AutoModel", files.transformer, config))
     else:
-        encoder = _native(load_encoder(files.transformer, spec, ops)[0])
+        ops = _ops(kernels, quantization)
+        prepare = _preparation(ops, num_threads)
+        if spec is None:
+            _stays_whole(quantization, files.transformer, config)
+            encoder = HFEncoder(_from_transformers("AutoModel", files.transformer, config))
+        else:
+            encoder = _native(load_encoder(files.transformer, spec, ops)[0])
     return PoolingService(
         encoder,
         tokenizer,
@@ -83,7 +86,7 @@ def load_embedder(
         pad_id=tokenizer.pad_token_id or 0,
         recipe=files.recipe,
         vocab_size=config.vocab_size,
-        prepare=_preparation(ops, num_threads),
+        prepare=prepare,
         **options,
     )
 
@@ -111,8 +114,9 @@ def load_reranker(
             folder,
             model_name,
             max_model_len,
-            _ops(kernels, quantization),
+            kernels,
             num_threads,
+            quantization,
             elsewhere,
             max_batch=max_batch,
             **options,
@@ -125,18 +129,21 @@ def load_reranker(
     if config.num_labels != 1:
         raise ModelLoadError(f"{path}: the classifier has {config.num_labels} labels; a reranker has one score")
     tokenizer = EncoderTokenizer.load(files.transformer, files.lower_case)
-    ops = _ops(kernels, quantization)
     spec = native_spec(config)
     encoder: NativeEncoder | HFEncoder | RemoteEncoder
+    prepare: Callable[[], None] | None = None
     head: Callable[[Tensor], Tensor] | None = _as_it_is
     if elsewhere is not None:
         encoder = elsewhere
-    elif spec is None:
-        _stays_whole(quantization, files.transformer, config)
-        encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", files.transformer, config))
     else:
-        native, head = load_encoder(files.transformer, spec, ops, num_labels=1)
-        encoder = _native(native)
+        ops = _ops(kernels, quantization)
+        prepare = _preparation(ops, num_threads)
+        if spec is None:
+            _stays_whole(quantization, files.transformer, config)
+            encoder = HFClassifier(_from_transformers("AutoModelForSequenceClassification", files.transformer, config))
+        else:
+            native, head = load_encoder(files.transformer, spec, ops, num_labels=1)
+            encoder = _native(native)
     return PoolingService(
         encoder,
         tokenizer,
@@ -149,7 +156,7 @@ def load_reranker(
         max_batch=max_batch,
         pad_id=tokenizer.pad_token_id or 0,
         vocab_size=config.vocab_size,
-        prepare=_preparation(ops, num_threads),
+        prepare=prepare,
         **options,
     )
 
@@ -158,8 +165,9 @@ def _load_matching(
     folder: Path,
     model_name: str | None,
     max_model_len: int | None,
-    ops: Ops,
+    kernels: str | None,
     num_threads: int | None,
+    quantization: str | None,
     elsewhere: RemoteEncoder | None,
     **options: Any,
 ) -> PoolingService:
@@ -176,9 +184,12 @@ def _load_matching(
     spec = native_spec(config)
     assert spec is not None
     encoder: MatchingEncoder | RemoteEncoder
+    prepare: Callable[[], None] | None = None
     if elsewhere is not None:
         encoder = elsewhere
     else:
+        ops = _ops(kernels, quantization)
+        prepare = _preparation(ops, num_threads)
         tensors = EncoderTensors(Adapted(Safetensors(files.transformer), folder))
         encoder = MatchingEncoder(_native(Encoder(spec, tensors, ops)), MatchHead(folder, spec.hidden_size))
         tensors.finish()
@@ -192,7 +203,7 @@ def _load_matching(
         score_activation=torch.sigmoid,
         max_model_len=_max_length(files, config, spec, tokenizer, max_model_len),
         vocab_size=config.vocab_size,
-        prepare=_preparation(ops, num_threads),
+        prepare=prepare,
         **options,
     )
 

@@ -91,13 +91,11 @@ class ResidentPooler:
         return finish(torch.stack([vector for some in groups for vector in some]), entries)
 
     async def _vector(self, entry: Entry) -> Tensor:
-        params, asked = self._params, self._asked
-        if entry.skip:
-            params = PoolingParams(mode=params.mode, normalize=params.normalize, skip=entry.skip)
+        asked = self._asked
         scale = 1.0 if asked.lora_scale is None else asked.lora_scale
         output = await self._engine.embed(
             entry.ids,
-            params,
+            self._params.skipping(entry.skip),
             adapters=() if self._adapter is None else ((self._adapter, scale),),
             priority=asked.priority,
             cache_salt=asked.cache_salt,
