@@ -30,6 +30,11 @@ from izh.model.quantize import Int8Embedding, Int8Linear
 _KERNELS = {"torch": "reference", "cpu": "numba", "deterministic": "deterministic", "triton": "triton"}
 
 
+def backend_of(kernels: str) -> str:
+    """What a bank calls the kernels of this table (`izh/kernels/select.py`)."""
+    return next(backend for backend, table in _KERNELS.items() if table == kernels)
+
+
 class AdapterBank:
     """`capacity` slots of rank up to `max_rank` beside the linears of `flat` whose last name is in `targets`.
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from izh.adapters.bank import AdapterBank
+from izh.adapters.bank import AdapterBank, backend_of
 from izh.adapters.gate import AdapterGate
 from izh.adapters.peft import read_peft
 from izh.adapters.shelf import AdapterShelf, find_no_adapter
@@ -106,7 +106,7 @@ class Adapters:
     @classmethod
     def around(cls, model: Decoder, options: EngineOptions, settings: Settings) -> "Adapters":
         """Wrap the model; no adapter is known yet."""
-        bank = AdapterBank(model, options.max_loras, options.max_lora_rank, backend=_bank_backend(settings.kernels))
+        bank = AdapterBank(model, options.max_loras, options.max_lora_rank, backend=backend_of(settings.kernels))
         shelf = AdapterShelf(
             lambda directory: read_peft(directory, bank.shapes),
             bank.fit,
@@ -150,10 +150,6 @@ def compose(settings: Settings, model: Decoder, fingerprint: bytes, adapters: Ad
 def pack_features(features: Mapping[str, Any]) -> PackedFeatures:
     """What goes along with a prompt (`VisionPrompt.features`), as it travels to an engine. Raises RequestError."""
     return pack(features)
-
-
-def _bank_backend(kernels: str | None) -> str:
-    return {"reference": "torch", "deterministic": "deterministic", "triton": "triton"}.get(kernels or "", "cpu")
 
 
 @contextlib.contextmanager
