@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numba import carray, prange
 
-from izh.kernels.cpu.compile import float32_at, kernel
-from izh.kernels.cpu.lora_memory import groups_at, weights_at
+from izh.kernels.cpu.compile import float32_at, int32_at, kernel, uint16_at
 from izh.kernels.cpu.lora_plan import FIELDS, block_at, cut_rows, fill_units, find_fault, row_cost
 from izh.kernels.cpu.lora_rows import expand, shrink
 
@@ -73,11 +72,13 @@ def add_lora_rows(
 ) -> int:  # fmt: skip
     """y += corrections, of a and b in float16 if `is_half`. What `find_fault` finds, nothing computed then; else -1."""
     x, y = carray(float32_at(x_address), rows * x_row + width), carray(float32_at(y_address), rows * y_row + outputs)
-    a, b, a_half, b_half = weights_at(a_address, b_address, num_slots, parts, max_rank, width, b_row)
-    offsets, ranks, order, starts, slots = groups_at(
-        offsets_address, ranks_address, order_address, starts_address, slots_address, num_slots, parts, num_order,
-        num_groups,
-    )  # fmt: skip
+    a_size, b_size = num_slots * parts * max_rank * width, num_slots * max_rank * b_row
+    a, a_half = carray(float32_at(a_address), a_size), carray(uint16_at(a_address), a_size)
+    b, b_half = carray(float32_at(b_address), b_size), carray(uint16_at(b_address), b_size)
+    offsets = carray(int32_at(offsets_address), parts + 1)
+    ranks = carray(int32_at(ranks_address), (num_slots, parts))
+    order, starts = carray(int32_at(order_address), num_order), carray(int32_at(starts_address), num_groups + 1)
+    slots = carray(int32_at(slots_address), num_groups)
     fault = find_fault(order, starts, slots, ranks, rows, num_slots, max_rank)
     if fault >= 0:
         return fault
