@@ -19,6 +19,7 @@ from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import LoraLinear, Ops
 from izh.model.decoder import Embedding
 from izh.model.layers import Linear
+from izh.model.module import Module
 from izh.model.quantize import Int8Embedding, Int8Linear, dequantized
 
 
@@ -31,7 +32,7 @@ class Part:
     stop: int
 
 
-class AdapterLinear(nn.Module):
+class AdapterLinear(Module):
     """y = W x + bias, then for rows with an adapter: y = gain * y + shift + B (A x).
 
     gain and shift are 1 and 0 except for DoRA (gain = m / ||W + BA||, per output) and trained biases; B carries the
@@ -87,6 +88,8 @@ class AdapterLinear(nn.Module):
             self._scale_and_shift(y, rows)
         self._ops.add_lora(y, x, self.a, self.b, self._offsets, self.ranks, rows)
         return y
+
+    __call__ = forward
 
     def _base_and_lora(self) -> LoraLinear | None:
         """Both in one, of the tensors that there are now, if the kernels have that and it is the base's arithmetic."""
@@ -181,7 +184,7 @@ class AdapterLinear(nn.Module):
         self.shift[slot, outputs] = shift.to(self.shift)
 
 
-class AdapterEmbedding(nn.Module):
+class AdapterEmbedding(Module):
     """The token embedding: for rows with an adapter, e = gain * W[id] + B A[:, id], W with the rows that it replaces.
 
     a is [S, R, V], b is [S, D, R]; gain is 1 except for DoRA.
@@ -220,6 +223,8 @@ class AdapterEmbedding(nn.Module):
                 index = rows.order[start:stop].long()
                 y[index] = self._embed(slot, y[index], token_ids[index])
         return y
+
+    __call__ = forward
 
     def _embed(self, slot: int, base: Tensor, tokens: Tensor) -> Tensor:
         """base [n, D], the base's rows for tokens [n] -> the adapter's."""

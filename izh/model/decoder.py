@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from izh.batch import Batch
 from izh.kernels.ops import Ops
 from izh.model.layers import DecoderLayer, Linear, Pages, RMSNorm
+from izh.model.module import Module
 from izh.model.rope import Rotary
 from izh.model.spec import ModelSpec
 
 
-class Embedding(nn.Module):
+class Embedding(Module):
     """Token embedding; its weight starts out unset and may be shared with `lm_head`."""
 
     def __init__(self, num_tokens: int, size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -29,8 +30,10 @@ class Embedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         return F.embedding(token_ids, self.weight)
 
+    __call__ = forward
 
-class Decoder(nn.Module):
+
+class Decoder(Module):
     """A decoder-only transformer. Parameters are unset until `weights.fill` has written them."""
 
     def __init__(
@@ -86,6 +89,8 @@ class Decoder(nn.Module):
                 residual = residual.index_add(0, batch.overrides.rows, deeper[index])
         assert x is not None
         return self.norm.add(x, residual)[0]
+
+    __call__ = forward
 
     def embed(self, batch: Batch) -> Tensor:
         """Input rows [T, hidden_size]: scaled token embeddings, with the batch's overrides put in as they are."""

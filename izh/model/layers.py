@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from izh.batch import Batch
 from izh.kernels.both_ways import attend_both_ways
 from izh.kernels.ops import FrozenLinear, Ops
+from izh.model.module import Module
 from izh.model.spec import LayerSpec, ModelSpec
 
 CosSin = tuple[Tensor, Tensor]
 Pages = tuple[Tensor, Tensor]
 
 
-class Linear(nn.Linear):
+class Linear(Module, nn.Linear):
     """nn.Linear on `Ops`, whose parameters start out unset: loading writes all of them."""
 
     def __init__(
@@ -39,11 +40,13 @@ class Linear(nn.Linear):
             return self._packed(x)
         return self.ops.linear(x, self.weight, self.bias)
 
+    __call__ = forward
+
     def reset_parameters(self) -> None:
         pass
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Module):
     """Root-mean-square norm over the last axis."""
 
     def __init__(self, size: int, eps: float, ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
@@ -55,12 +58,14 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
 
+    __call__ = forward
+
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x, residual [T, D] -> (norm of the sum, the sum). May write the sum into `residual`."""
         return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Grouped-query attention over paged KV, with one fused projection for queries, keys and values."""
 
     def __init__(self, spec: ModelSpec, layer: LayerSpec, ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
@@ -100,8 +105,10 @@ class Attention(nn.Module):
             out[rows] = attend_both_ways(q[rows], *pages, blocks, span.context_len, self.scale, self.window)
         return self.o_proj(out.flatten(1))
 
+    __call__ = forward
 
-class MLP(nn.Module):
+
+class MLP(Module):
     """Gated MLP with gate and up in one projection."""
 
     def __init__(self, spec: ModelSpec, ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
@@ -114,8 +121,10 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_up_proj(x)))
 
+    __call__ = forward
 
-class DecoderLayer(nn.Module):
+
+class DecoderLayer(Module):
     """Attention and MLP around a running residual.
 
     x is what the previous layer still has to add to the residual (None before the first layer), so that each addition
@@ -154,3 +163,5 @@ class DecoderLayer(nn.Module):
         if self.post_mlp_norm is not None:
             x = self.post_mlp_norm(x)
         return x, residual
+
+    __call__ = forward

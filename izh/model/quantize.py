@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from izh.kernels.ops import QuantizedLinear
 from izh.model.decoder import Decoder, Embedding
 from izh.model.layers import Linear
+from izh.model.module import Module
 
 log = logging.getLogger("izh.model")
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(Module):
     """A Linear with its weight in 8 bits; the bias stays as it is."""
 
     def __init__(self, weight: QuantizedLinear, in_features: int, out_features: int, bias: Tensor | None) -> None:
@@ -31,8 +32,10 @@ class Int8Linear(nn.Module):
         """x [T, in_features] -> [T, out_features]."""
         return self.quantized(x)
 
+    __call__ = forward
 
-class Int8Embedding(nn.Module):
+
+class Int8Embedding(Module):
     """An Embedding with its table in 8 bits."""
 
     def __init__(self, weight: QuantizedLinear, num_tokens: int, size: int) -> None:
@@ -43,6 +46,8 @@ class Int8Embedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return self.quantized.rows(token_ids)
+
+    __call__ = forward
 
 
 class Quantizer:
