@@ -93,6 +93,11 @@ class KernelOptions:
         "op implementation; default: numba on cpu, triton on cuda if it is installed",
         ("reference", "numba", "triton"),
     )
+    kernel_rows: int | None = option(
+        None,
+        "rows of a step up to which izh's own kernel computes the linear layers, and beyond which oneDNN or MKL does "
+        "(CPU, fp32); default: measured at the first start",
+    )
     pack_weights: bool | None = option(
         None,
         "keep the projections' weights a second time in the order that makes prompts fastest (CPU, fp32); "

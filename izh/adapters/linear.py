@@ -72,6 +72,7 @@ class AdapterLinear(Module):
         self._offsets = (*(part.start for part in parts), parts[-1].stop)
         self._ops = ops
         self._rows = rows
+        self._few_rows = base.ops.few_rows if isinstance(base, Linear) else 0  # beyond, the base has a way of its own
         self._at_once = self._base_and_lora()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class AdapterLinear(Module):
         rows = self._rows()
         if rows is None or self._written.isdisjoint(rows.used):
             return self.base(x)
-        if self._at_once is not None and x.shape[0] <= self._ops.few_rows and not self._does_more(rows):
+        if self._at_once is not None and x.shape[0] <= self._few_rows and not self._does_more(rows):
             return self._at_once(x, rows)
         y = self.base(x)
         if self._replaced:
@@ -94,7 +95,7 @@ class AdapterLinear(Module):
     def _base_and_lora(self) -> LoraLinear | None:
         """Both in one, of the tensors that there are now, if the kernels have that and it is the base's arithmetic."""
         base, ops = self.base, self._ops
-        if ops.linear_lora is None or not isinstance(base, Linear) or base.ops.linear is not ops.linear:
+        if ops.linear_lora is None or not isinstance(base, Linear) or base.ops.linear_lora is not ops.linear_lora:
             return None
         return ops.linear_lora(base.weight, base.bias, self.a, self.b, self._offsets, self.ranks)
 

@@ -27,7 +27,7 @@ from izh.engine.core import EngineCore
 from izh.engine.encoders import Encoders
 from izh.engine.messages import EncoderTask
 from izh.engine.settings import Settings, resolve
-from izh.kernels.select import prepare, select
+from izh.kernels.select import prepare, select, tuned
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import ModelSource
@@ -80,6 +80,8 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
     ops = select(settings.device, settings.kernels)
     with _progress(quiet, "Compiling CPU kernels") as progress:
         prepare(ops, settings.num_threads, progress, quantized=settings.quantization is not None)
+    if settings.quantization is None:
+        ops = tuned(ops, spec.hidden_size, settings.kernel_rows)
     model, fingerprint = load_decoder(
         source, spec, ops, settings.device, settings.dtype, quiet=quiet, quantization=settings.quantization
     )

@@ -36,6 +36,7 @@ class Settings:
     dtype: torch.dtype
     num_threads: int
     kernels: str
+    kernel_rows: int | None
     packs_weights: bool
     quantization: str | None
     max_model_len: int
@@ -59,6 +60,11 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
         if kernels != "numba" or dtype != torch.float32:
             raise OptionError("--deterministic is for --device cpu, --dtype fp32 and --kernels numba")
         kernels = "deterministic"
+    if options.kernel_rows is not None and (options.kernel_rows < 0 or kernels != "numba" or options.quantization):
+        raise OptionError(
+            f"--kernel-rows {options.kernel_rows}: it is a number from 0 on, for --device cpu and --kernels numba, "
+            "without --quantization and --deterministic"
+        )
     num_threads = options.num_threads or len(os.sched_getaffinity(0))
     if num_threads < 1:
         raise OptionError(f"--num-threads must be at least 1, got {num_threads}")
@@ -84,6 +90,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
         dtype=dtype,
         num_threads=num_threads,
         kernels=kernels,
+        kernel_rows=options.kernel_rows,
         packs_weights=packs_weights,
         quantization=options.quantization,
         max_model_len=max_model_len,

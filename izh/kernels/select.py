@@ -49,12 +49,26 @@ def select(device: torch.device, kernels: str | None) -> Ops:
         raise OptionError(f"kernels: {name!r} is not known; {_CHOICES}")
     if device.type != "cpu":
         raise OptionError(f"kernels: {name!r} runs on cpu, not on {device}; {_CHOICES}")
-    from izh.kernels.cpu.deterministic import DETERMINISTIC
-    from izh.kernels.cpu.table import NUMBA
+    from izh.kernels.cpu.table import DETERMINISTIC, NUMBA
     from izh.kernels.cpu.threads import choose_layer
 
     choose_layer()
     return NUMBA if name == "numba" else DETERMINISTIC
+
+
+def tuned(ops: Ops, width: int, kernel_rows: int | None) -> Ops:
+    """`ops` with its linear layers, of `width` inputs and float32 weights, on izh's own kernel up to `kernel_rows`
+    rows, or if that is None up to as many as make it the fastest here; tables with no such choice come back as they
+    are. Measures that at a machine's first start, so call it where the steps run, after `prepare`.
+    """
+    if ops.linear is REFERENCE.linear:  # the reference, or Triton's table
+        return ops
+    from izh.kernels.cpu.row_limits import RowLimits, row_limits
+    from izh.kernels.cpu.table import NUMBA, with_rows
+
+    if ops is not NUMBA:
+        return ops
+    return with_rows(row_limits(width) if kernel_rows is None else RowLimits(kernel_rows, kernel_rows))
 
 
 def _triton(device: torch.device) -> Ops:

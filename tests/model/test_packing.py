@@ -4,16 +4,18 @@ import harness
 import tiny_checkpoint
 import torch
 
-from izh.kernels.cpu.linear import MAX_ROWS
-from izh.kernels.select import select
+from izh.kernels.cpu.row_limits import RowLimits
+from izh.kernels.cpu.table import with_rows
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import resolve
+
+FEW = 32  # rows
 
 
 @torch.inference_mode()
 def test_packed_equals_plain_and_rows_do_not_depend_on_their_number(tmp_path):
     source = resolve(str(tiny_checkpoint.save_llama(tmp_path / "tiny", initializer_range=0.2)))
-    spec, ops = load_spec(source), select(torch.device("cpu"), "numba")
+    spec, ops = load_spec(source), with_rows(RowLimits(plain=64, packed=FEW))
     decoder, _ = load_decoder(source, spec, ops, "cpu", torch.float32, quiet=True)
     prompt = [(7 * i) % 300 + 5 for i in range(150)]
     plain = harness.PagedDecoder(decoder).prompt_logits(prompt)
@@ -24,8 +26,8 @@ def test_packed_equals_plain_and_rows_do_not_depend_on_their_number(tmp_path):
     calls = []
     many = linear._packed
     linear._packed = lambda x: calls.append(len(x)) or many(x)
-    x = torch.randn(4 * MAX_ROWS, spec.hidden_size)
-    assert torch.equal(linear(x)[: MAX_ROWS + 1], linear(x[: MAX_ROWS + 1]))
-    assert calls == [4 * MAX_ROWS, MAX_ROWS + 1]
-    assert torch.equal(linear(x[:MAX_ROWS]), ops.linear(x[:MAX_ROWS], linear.weight, None))
+    x = torch.randn(4 * FEW, spec.hidden_size)
+    assert torch.equal(linear(x)[: FEW + 1], linear(x[: FEW + 1]))
+    assert calls == [4 * FEW, FEW + 1]
+    assert torch.equal(linear(x[:FEW]), ops.linear(x[:FEW], linear.weight, None))
     assert len(calls) == 2, "few rows take the weight as it lies"

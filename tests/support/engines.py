@@ -6,11 +6,21 @@ from izh.config import EngineOptions
 from izh.engine.build import compose
 from izh.engine.core import EngineCore
 from izh.engine.settings import Settings, resolve
-from izh.kernels.select import select
+from izh.kernels.cpu.row_limits import ANY_ROWS
+from izh.kernels.select import select, tuned
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import ModelSource
 from izh.request import Output, Request, SamplingParams
+
+KERNELS = {
+    "as measured": {},
+    "izh's": {"kernel_rows": ANY_ROWS},
+    "oneDNN's": {"kernel_rows": 0, "pack_weights": True},
+    "torch's": {"kernel_rows": 0, "pack_weights": False},
+    "both": {"kernel_rows": 3, "pack_weights": True},
+}
+"""Options that force each choice of kernel for the linear layers."""
 
 
 @dataclass
@@ -29,7 +39,7 @@ class Loaded:
 def load(source: ModelSource, **options: object) -> Loaded:
     spec = load_spec(source)
     settings = resolve(EngineOptions(kv_cache_gb=0.5, **options), spec)
-    ops = select(settings.device, settings.kernels)
+    ops = tuned(select(settings.device, settings.kernels), spec.hidden_size, settings.kernel_rows)
     model, fingerprint = load_decoder(
         source, spec, ops, settings.device, settings.dtype, quiet=True, quantization=settings.quantization
     )

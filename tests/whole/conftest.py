@@ -1,4 +1,5 @@
-"""The demo model, loaded once for all whole-engine tests."""
+"""The demo model, loaded once for all whole-engine tests: with the kernels for linear layers that are fastest here, or
+with each choice of them forced in turn (`pytest tests/whole --every-kernel`, some minutes)."""
 
 import engines
 import pytest
@@ -12,9 +13,15 @@ def demo_source():
     return resolve("demo", None)
 
 
+def pytest_generate_tests(metafunc):
+    if "kernels" in metafunc.fixturenames:
+        names = list(engines.KERNELS) if metafunc.config.getoption("--every-kernel") else ["as measured"]
+        metafunc.parametrize("kernels", [engines.KERNELS[name] for name in names], ids=names, scope="session")
+
+
 @pytest.fixture(scope="session")
-def demo(demo_source):
-    return engines.load(demo_source)
+def demo(demo_source, kernels):
+    return engines.load(demo_source, **kernels)
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,9 @@ def folders(demo_source, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def core(demo_source, folders):
+def core(demo_source, folders, kernels):
     lora = tuple(f"{name}={folder}" for name, folder in folders.items())
-    options = EngineOptions(model="demo", kv_cache_gb=0.2, lora=lora, prefix_caching=False)
+    options = EngineOptions(model="demo", kv_cache_gb=0.2, lora=lora, prefix_caching=False, **kernels)
     return build(options, demo_source, quiet=True).core
 
 

@@ -44,6 +44,14 @@ def test_in_a_batch_as_alone(demo, prompts, alone):
         assert_same(together[str(i)], expected)
 
 
+@pytest.mark.parametrize("name", ["izh's", "oneDNN's", "torch's", "both"])
+def test_with_every_kernel_of_linear_layers_as_with_the_fastest(demo_source, prompts, alone, name):
+    engine = engines.load(demo_source, **engines.KERNELS[name]).engine(max_num_batched_tokens=80)
+    together = engines.run(engine, *(engines.request(str(i), p, logprobs=0) for i, p in enumerate(prompts)))
+    for i, expected in enumerate(alone):
+        assert_same(together[str(i)], expected)
+
+
 def test_in_chunks_of_every_size_as_whole(demo, prompts, alone):
     prompt, expected = prompts[16], alone[16]
     for size in range(1, len(prompt) + 2):

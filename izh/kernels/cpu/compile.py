@@ -47,7 +47,7 @@ def cache_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="izh-numba-"))
 
 
-_CACHE_FOLDER = str(cache_folder())
+CACHE_FOLDER = str(cache_folder())
 
 
 def kernel(
@@ -61,7 +61,7 @@ def kernel(
     def decorate(function: Callable[..., Any]) -> Any:
         # numba reads the folder while decorating; other users of numba in this process keep their own.
         before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = _CACHE_FOLDER
+        numba.config.CACHE_DIR = CACHE_FOLDER
         try:
             options = {"nogil": True, "error_model": "numpy", "parallel": parallel, "fastmath": fastmath}
             return numba.njit(cache=cache, **options)(function)

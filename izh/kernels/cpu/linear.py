@@ -1,9 +1,9 @@
-"""Linear layers on CPU: a kernel that streams the weights once for few rows, torch's matrix product for many.
+"""Linear layers on CPU, by a kernel that streams the weights once for up to PANEL rows.
 
-Owns: the choice between the two; the pieces of the kernel, which `lora_linear.py` runs among its own.
+Owns: the kernel, for any number of rows, and its pieces, which `lora_linear.py` runs among its own.
 Must not know: models, checkpoints. The weight is read as it lies: there is no second copy of it in another order.
-Invariant: in the kernel a row's numbers depend on that row and the weights alone; they are bit for bit the same among
-any number of rows that it takes.
+Invariant: a row's numbers depend on that row and the weights alone; they are bit for bit the same among any number of
+rows.
 
 Four weight rows at a time meet the rows of x three by three. Each of these passes also fetches its part of the next
 four, so that memory is busy while the arithmetic runs: without that the two add up, and 8 rows take twice as long.
@@ -17,6 +17,7 @@ rows           1           4           8            16           32           64
 49152 x 576    1920 / 6548 2322 / 9157 2844 / 10725 4200 / 12942 7727 / 18311 14838 / 26598
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -30,7 +31,8 @@ from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, kernel, share
 from izh.kernels.cpu.simd import LANES, LINE, dot_tile_ahead
 
-MAX_ROWS = 64  # the kernel led up to 1024 rows where it was measured, but torch's lag shrinks from about 128 on
+PANEL = 66  # rows that meet the weights at once, three by three
+_KEPT = 131072  # floats of the weight that stay in the second cache while panel after panel meets them: half of 1 MiB
 PARALLEL_WORK = 65536  # rows x outputs x width below which one thread does all: a few microseconds on one core
 
 _ALL_LINES, _HALF_LINES = 4 * LANES // LINE, 2 * LANES // LINE  # per vector, of the next four rows in one pass or more
@@ -113,6 +115,22 @@ def last_outputs(
         n += 1
 
 
+@kernel()
+def _panels(
+    start: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any, out: Any,
+    outputs: int,
+) -> None:  # fmt: skip
+    """Columns [start, stop) of the result, a panel of rows at a time: so many columns at once that the second cache
+    keeps their weights from one panel to the next."""
+    step = outputs if rows <= PANEL else max(_KEPT // width // 4, 1) * 4
+    for n in range(start, stop, step):
+        for first in range(0, rows, PANEL):
+            _outputs(
+                n, min(n + step, stop), x[first * x_row :], min(PANEL, rows - first), x_row, weight, weight_row, width,
+                bias, out[first * outputs :], outputs,
+            )  # fmt: skip
+
+
 @kernel(parallel=True)
 def _linear(
     x_address: int, rows: int, x_row: int, weight_address: int, weight_row: int, outputs: int, width: int,
@@ -123,12 +141,12 @@ def _linear(
     bias = carray(float32_at(bias_address), num_biases)
     out = carray(float32_at(out_address), rows * outputs)
     if threads == 1:
-        _outputs(np.int64(0), outputs, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
+        _panels(np.int64(0), outputs, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
     else:
         fours = (outputs + 3) // 4
         for t in prange(threads):
             start, stop = share(fours, t, threads) * 4, min(share(fours, t + 1, threads) * 4, outputs)
-            _outputs(start, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
+            _panels(start, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
 
 
 def check_weight(weight: Tensor, bias: Tensor | None) -> tuple[int, int, int, int]:
@@ -152,12 +170,12 @@ def check_rows(x: Tensor, weight: Tensor) -> None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `Ops.linear`; float32 of at most MAX_ROWS rows is the kernel's, all else torch's.
+    """See `Ops.linear`; float32 is the kernel's, all else torch's.
 
     Raises: ValueError naming the argument.
     """
     rows = x.shape[0]
-    if not 0 < rows <= MAX_ROWS or weight.dtype is not torch.float32:
+    if weight.dtype is not torch.float32:
         return F.linear(x, weight, bias)
     width, outputs, bias_address, num_biases = check_weight(weight, bias)
     check_rows(x, weight)
@@ -167,3 +185,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out.data_ptr(), 1 if rows * outputs * width < PARALLEL_WORK else numba.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def linear_up_to(max_rows: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """`Ops.linear` by the kernel for at most `max_rows` rows, by torch for more."""
+
+    def either(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, weight, bias) if len(x) <= max_rows else F.linear(x, weight, bias)
+
+    return either

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from izh.kernels.cpu.check import check
-from izh.kernels.cpu.linear import MAX_ROWS, check_rows, check_weight, linear
+from izh.kernels.cpu.linear import PANEL, check_rows, check_weight, linear
 from izh.kernels.cpu.lora_add import add_lora_rows
 from izh.kernels.cpu.lora_linear import linear_lora_rows
 from izh.kernels.cpu.simd import HAS_HALF
@@ -55,7 +55,7 @@ def add_lora(
 
 
 class LoraLinear:
-    """See `Ops.linear_lora`, and `add_lora` for the arguments. Of at most MAX_ROWS rows base and corrections are one
+    """See `Ops.linear_lora`, and `add_lora` for the arguments. Of at most PANEL rows base and corrections are one
     kernel's, with the bits of one after the other.
 
     What does not change is checked here, once: a step calls each layer of a model, and looking at six tensors takes
@@ -78,7 +78,7 @@ class LoraLinear:
     def __call__(self, x: Tensor, rows: AdapterRows) -> Tensor:
         """Raises ValueError naming the argument that does not fit, a rank for which there is no room included."""
         num_rows = x.shape[0]
-        if not 0 < num_rows <= MAX_ROWS:
+        if not 0 < num_rows <= PANEL:
             y = linear(x, *self._base)
             add_lora(y, x, *self._lora, rows)
             return y

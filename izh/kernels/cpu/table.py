@@ -1,10 +1,11 @@
-"""The CPU's op table, and the compiling of its kernels ahead of the first request.
+"""The CPU's op tables, and the compiling of their kernels ahead of the first request.
 
-Owns: `NUMBA: Ops`, `warm_up`. Must not know: models, the progress bar that watches.
+Owns: `NUMBA`, `DETERMINISTIC`, `with_rows`, `warm_up`. Must not know: models, the progress bar that watches.
 Invariant: each kernel has one signature (`compile.py`), so one small call compiles all that any model needs.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -19,13 +20,14 @@ from izh.kernels.cpu import (
     lora,
     packed_attention,
 )
+from izh.kernels.cpu.row_limits import ANY_ROWS, RowLimits
 from izh.kernels.cpu.simd import HAS_HALF
 from izh.kernels.draw import Filters
 from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
 
 NUMBA = Ops(
-    linear=linear.linear,
+    linear=linear.linear_up_to(64),
     rms_norm=elementwise.rms_norm,
     add_rms_norm=elementwise.add_rms_norm,
     rope=elementwise.rope,
@@ -43,8 +45,19 @@ NUMBA = Ops(
     linear_lora=lora.LoraLinear,
     lora_b_by_rank=True,
     lora_half=HAS_HALF,
-    few_rows=linear.MAX_ROWS,
+    few_rows=64,
 )
+
+DETERMINISTIC = replace(NUMBA, linear=linear.linear, few_rows=ANY_ROWS)
+"""`NUMBA`, with each row computed in one order of arithmetic whatever else is in the step: to the last bit it depends
+on that row and the weights (or pages) alone, not on how many rows there are, where among them it lies, how they are
+grouped by adapter, or how many threads run. In `NUMBA` only products of many rows are the vendor's, which picks its
+order by shape."""
+
+
+def with_rows(limits: RowLimits) -> Ops:
+    """`NUMBA`, with linear layers by the kernel for as many rows as `limits` says, by the vendor's for more."""
+    return replace(NUMBA, linear=linear.linear_up_to(limits.plain), few_rows=min(limits.plain, limits.packed))
 
 
 def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bool = False) -> None:

@@ -6,7 +6,7 @@ import torch
 from lora_cases import MIXES, LoraCase, lora_case
 
 from izh.kernels.cpu import lora, simd
-from izh.kernels.cpu.linear import MAX_ROWS
+from izh.kernels.cpu.linear import PANEL, linear
 from izh.kernels.cpu.lora_add import ROWS
 from izh.kernels.cpu.table import NUMBA, warm_up
 from izh.kernels.cpu.threads import choose_layer
@@ -40,7 +40,7 @@ def run_at_once(case: LoraCase, weight: torch.Tensor, bias: torch.Tensor | None 
 
 
 def one_after_the_other(case: LoraCase, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return run(dataclasses.replace(case, y=NUMBA.linear(case.x, weight, bias)))
+    return run(dataclasses.replace(case, y=linear(case.x, weight, bias)))
 
 
 @pytest.mark.parametrize("mix", WITH_ROWS.values(), ids=WITH_ROWS.keys())
@@ -134,10 +134,10 @@ def test_at_once_is_one_after_the_other(mix: list[int], width: int, offsets: tup
     y = run_at_once(case, weight, bias)
     assert torch.equal(y, one_after_the_other(case, weight, bias))
     base = torch.tensor(mix) < 0
-    assert torch.equal(y[base], NUMBA.linear(case.x, weight, bias)[base])
+    assert torch.equal(y[base], linear(case.x, weight, bias)[base])
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 31, MAX_ROWS, MAX_ROWS + 1])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 31, PANEL, PANEL + 1])
 @pytest.mark.parametrize("num_slots", [1, 8, 64])
 def test_at_once_for_any_number_of_rows(num_rows: int, num_slots: int) -> None:
     slots = [(5 * i) % num_slots for i in range(num_rows)]
@@ -149,7 +149,7 @@ def test_at_once_for_any_number_of_rows(num_rows: int, num_slots: int) -> None:
 def test_at_once_with_ranks_that_are_all_zero_is_the_base() -> None:
     case = lora_case([0, -1, 1], width=100, offsets=(0, 70, 133), ranks=[[0, 0], [0, 0], [4, 4]])
     weight = torch.randn(133, 100)
-    assert torch.equal(run_at_once(case, weight), NUMBA.linear(case.x, weight, None))
+    assert torch.equal(run_at_once(case, weight), linear(case.x, weight, None))
 
 
 @pytest.mark.skipif(not simd.HAS_HALF, reason="this processor does not widen float16 itself")
@@ -246,4 +246,4 @@ def test_a_layer_computes_with_what_lies_in_the_bank_now() -> None:
     layer = lora.LoraLinear(weight, None, CASE.a, b, CASE.offsets, CASE.ranks)
     b.zero_()
     assert CASE.rows is not None
-    assert torch.equal(layer(CASE.x, CASE.rows), NUMBA.linear(CASE.x, weight, None))
+    assert torch.equal(layer(CASE.x, CASE.rows), linear(CASE.x, weight, None))

@@ -7,13 +7,12 @@ import torch.nn.functional as F
 
 from izh.kernels.cpu import linear, simd
 from izh.kernels.cpu.compile import kernel
-from izh.kernels.cpu.table import NUMBA
 from izh.kernels.cpu.threads import choose_layer
 
 choose_layer()
 
 LANES = simd.LANES
-MAX_ROWS = linear.MAX_ROWS
+PANEL = linear.PANEL
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -33,9 +32,16 @@ def assert_right(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias:
 @pytest.mark.parametrize("width", [1, LANES - 1, LANES, 5 * LANES + 3, 576, 1001])
 def test_linear_of_every_number_of_rows(width: int, outputs: int, bias: bool) -> None:
     weight, added = random(outputs, width), random(outputs) if bias else None
-    for rows in (0, *range(1, 10), 16, MAX_ROWS - 1, MAX_ROWS, MAX_ROWS + 1):
+    for rows in (0, *range(1, 10), 16, PANEL - 1, PANEL, PANEL + 1, 2 * PANEL + 1):
         x = random(rows, width)
-        assert_right(NUMBA.linear(x, weight, added), x, weight, added)
+        assert_right(linear.linear(x, weight, added), x, weight, added)
+
+
+def test_beyond_its_rows_it_is_torchs() -> None:
+    x, weight, bias = random(9, 40), random(13, 40), random(13)
+    up_to_eight = linear.linear_up_to(8)
+    assert torch.equal(up_to_eight(x, weight, bias), F.linear(x, weight, bias))
+    assert torch.equal(up_to_eight(x[:8], weight, bias), linear.linear(x[:8], weight, bias))
 
 
 @pytest.mark.parametrize(
@@ -45,37 +51,37 @@ def test_vectors_are_as_wide_as_the_registers_that_are_compiled_for(features: st
     assert simd.lanes_of(features) == lanes
 
 
-@pytest.mark.parametrize("rows", [1, 5, MAX_ROWS])
+@pytest.mark.parametrize("rows", [1, 5, 2 * PANEL])
 def test_rows_of_x_and_of_the_weight_may_be_views_of_wider_ones(rows: int) -> None:
     x, weight = random(rows, 300)[:, 11:230], random(403, 256)[1::2, 30:249]
-    assert_right(NUMBA.linear(x, weight, None), x, weight, None)
+    assert_right(linear.linear(x, weight, None), x, weight, None)
 
 
 @pytest.mark.parametrize(("width", "outputs"), [(576, 960), (1536, 576), (77, 413)])
 def test_a_row_is_bit_for_bit_the_same_among_any_rows_the_kernel_takes(width: int, outputs: int) -> None:
-    x, weight, bias = random(MAX_ROWS, width), random(outputs, width), random(outputs)
-    whole = NUMBA.linear(x, weight, bias)
-    for rows in range(1, MAX_ROWS):
-        assert torch.equal(NUMBA.linear(x[:rows], weight, bias), whole[:rows])
-        assert torch.equal(NUMBA.linear(x[-rows:], weight, bias), whole[-rows:])
+    x, weight, bias = random(3 * PANEL, width), random(outputs, width), random(outputs)
+    whole = linear.linear(x, weight, bias)
+    for rows in (*range(1, 9), *range(9, 3 * PANEL, 7)):
+        assert torch.equal(linear.linear(x[:rows], weight, bias), whole[:rows])
+        assert torch.equal(linear.linear(x[-rows:], weight, bias), whole[-rows:])
 
 
 def test_a_row_is_bit_for_bit_the_same_on_any_number_of_threads() -> None:
     x, weight = random(7, 576), random(963, 576)
-    whole = NUMBA.linear(x, weight, None)
+    whole = linear.linear(x, weight, None)
     before = numba.get_num_threads()
     try:
         numba.set_num_threads(1)
-        assert torch.equal(NUMBA.linear(x, weight, None), whole)
+        assert torch.equal(linear.linear(x, weight, None), whole)
     finally:
         numba.set_num_threads(before)
 
 
 def test_a_row_that_is_not_a_number_stays_alone() -> None:
     x, weight = random(4, 64), random(40, 64)
-    whole = NUMBA.linear(x, weight, None)
+    whole = linear.linear(x, weight, None)
     x[2] = float("nan")
-    out = NUMBA.linear(x, weight, None)
+    out = linear.linear(x, weight, None)
     assert out[2].isnan().all()
     assert torch.equal(out[[0, 1, 3]], whole[[0, 1, 3]])
 
@@ -106,7 +112,7 @@ def test_fetching_ahead_changes_no_bit() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_are_torchs(dtype: torch.dtype) -> None:
     x, weight, bias = random(2, 24).to(dtype), random(5, 24).to(dtype), random(5).to(dtype)
-    assert torch.equal(NUMBA.linear(x, weight, bias), F.linear(x, weight, bias))
+    assert torch.equal(linear.linear(x, weight, bias), F.linear(x, weight, bias))
 
 
 X, WEIGHT = torch.zeros(2, 8), torch.zeros(5, 8)
@@ -127,4 +133,4 @@ X, WEIGHT = torch.zeros(2, 8), torch.zeros(5, 8)
 )
 def test_what_does_not_fit_is_refused_by_name(args: tuple, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
-        NUMBA.linear(*args)
+        linear.linear(*args)

@@ -1,0 +1,78 @@
+"""Which kernel computes how many rows: measured once, kept, and logged."""
+
+import logging
+
+import numba
+import pytest
+import torch
+
+from izh.kernels.cpu import row_limits as module
+from izh.kernels.cpu.row_limits import ANY_ROWS, RowLimits, last_lead, measure, row_limits
+from izh.kernels.cpu.table import DETERMINISTIC, NUMBA, with_rows
+from izh.kernels.reference import REFERENCE
+from izh.kernels.select import select, tuned
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What is measured is given; the widths it was asked for."""
+    widths = []
+    monkeypatch.setattr(module, "measure", lambda width: widths.append(width) or RowLimits(ANY_ROWS, 16 * len(widths)))
+    return widths
+
+
+@pytest.mark.parametrize(("first_loss", "limit"), [(1, 0), (4, 1), (128, 64), (512, 256), (None, ANY_ROWS)])
+def test_the_limit_is_the_last_lead_before_the_first_loss(first_loss, limit):
+    assert last_lead(lambda rows: first_loss is None or rows < first_loss or rows > first_loss) == limit
+
+
+def test_what_is_measured_is_one_of_the_limits_there_are(monkeypatch):
+    monkeypatch.setattr(module, "_FLOATS", 2**12)
+    limits = measure(48)
+    assert {limits.plain, limits.packed} <= {0, *module._ROWS[:-1], ANY_ROWS}
+
+
+def test_it_is_measured_once_for_each_width_and_number_of_threads(tmp_path, measured, caplog):
+    caplog.set_level(logging.INFO, "izh.kernels")
+    assert row_limits(64, tmp_path) == row_limits(64, tmp_path) == RowLimits(ANY_ROWS, 16)
+    assert measured == [64]
+    told = [record.getMessage() for record in caplog.records]
+    assert "up to any number of rows, beside packed weights up to 16 (measured now; " in told[0]
+    assert "(as measured before; " in told[1]
+    assert row_limits(576, tmp_path) == RowLimits(ANY_ROWS, 32)
+    threads = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        row_limits(64, tmp_path)
+    finally:
+        numba.set_num_threads(threads)
+    assert measured == [64, 576] + [64] * (threads > 1)
+    assert row_limits(64, tmp_path) == RowLimits(ANY_ROWS, 16)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"a": 3}', '{"a": [1]}', '{"a": ["x", 1]}'])
+def test_a_file_that_is_not_ours_is_measured_anew_and_replaced(tmp_path, measured, text):
+    (tmp_path / "row-limits.json").write_text(text)
+    assert row_limits(64, tmp_path) == row_limits(64, tmp_path) == RowLimits(ANY_ROWS, 16)
+    assert measured == [64]
+    assert [path.name for path in tmp_path.iterdir()] == ["row-limits.json"]
+
+
+def test_where_nothing_can_be_kept_it_is_measured_at_every_start(tmp_path, measured, caplog):
+    for _ in range(2):
+        row_limits(64, tmp_path / "missing")
+    assert measured == [64, 64]
+    assert "cannot be written" in caplog.text
+
+
+def test_a_table_takes_the_limits_that_are_given(measured):
+    cpu = torch.device("cpu")
+    assert tuned(select(cpu, "numba"), 64, 7).few_rows == 7
+    assert tuned(select(cpu, "deterministic"), 64, None) is DETERMINISTIC
+    assert tuned(REFERENCE, 64, None) is REFERENCE
+    assert measured == []
+    x, weight = torch.randn(9, 64), torch.randn(5, 64)
+    assert torch.equal(with_rows(RowLimits(8, 8)).linear(x, weight, None), REFERENCE.linear(x, weight, None))
+    assert torch.equal(with_rows(RowLimits(9, 8)).linear(x, weight, None), DETERMINISTIC.linear(x, weight, None))
+    assert with_rows(RowLimits(4, 8)).few_rows == 4, "what goes to `linear` is the kernel's"
+    assert with_rows(RowLimits(4, 8)).add_lora is NUMBA.add_lora
