@@ -13,6 +13,13 @@ are warm: only 32 x 1024 exceeds the cache. For chunks of 2048 nothing is gained
 1 sequence x 1024 keys     35 / 253,      34 / 841;      36 / 240
 chunk of 512               2261 / 3967,   2232 / 3908;   2844 / 4035
 chunk of 2048              32679 / 34610, 32645 / 34580; 39732 / 36178
+
+One row a sequence with pages that lie in no cache, scattered: GB/s of keys and values, median (best) of 40, where a
+plain read of 512 MB by both cores gives 46. The arithmetic alone is as fast as that; fetching ahead overlaps the two,
+and without it they add up to the last column:
+1 sequence x 4096 keys     23 (33)   17 (24)
+8 sequences x 4096 keys    24 (31)   17 (18)
+32 sequences x 1024 keys   25 (31)   17 (19)
 """
 
 import math
@@ -53,16 +60,21 @@ _NO_WINDOW = 1 << 62
 @kernel()
 def _attend_unit(
     unit: Any, position: int, window: int, block: int, step: int, span: int, width: int, ratio: int, num_heads: int,
-    k_pages: Any, v_pages: Any, blocks: Any, queries: Any, scores: Any, now: Any, so_far: Any,
+    k_pages: Any, v_pages: Any, blocks: Any, queries: Any, scores: Any, now: Any, so_far: Any, next_blocks: Any,
+    next_head: int, next_key: int,
 ) -> None:  # fmt: skip
     """Leave the unit's result in `so_far`; `now` is room for one span. Both are (maxima, totals, values)."""
     rows, head = unit[NUM_ROWS], unit[HEAD]
     first, stop = max(0, position - window + 1), position + rows
     for at in range(unit[SPAN_START], unit[SPAN_STOP]):
         maxima, totals, values = so_far if at == unit[SPAN_START] else now
+        later_blocks, later_head, later_key = blocks, head, (at + 1) * span
+        if at + 1 == unit[SPAN_STOP]:
+            later_blocks, later_head, later_key = next_blocks, next_head, next_key
         attend_span(
             queries, ratio, rows, width, position, window, max(first, at * span), min(stop, (at + 1) * span), block,
-            step, k_pages, v_pages, blocks, head, num_heads, scores, maxima, totals, values,
+            step, k_pages, v_pages, blocks, head, num_heads, scores, maxima, totals, values, later_blocks, later_head,
+            later_key,
         )  # fmt: skip
         if at > unit[SPAN_START]:
             for i in range(rows * ratio):
@@ -84,6 +96,13 @@ def _write(out: Any, at: int, total: Any, values: Any) -> None:
 
 
 @kernel()
+def _position(unit: Any, query_starts: Any, context_lens: Any) -> int:
+    """Of the unit's first row."""
+    s = unit[SEQUENCE]
+    return context_lens[s] - query_starts[s + 1] + query_starts[s] + unit[FIRST_ROW]
+
+
+@kernel()
 def _attend_units(
     start: int, stop: int, units: Any, q: Any, q_row: int, q_head: int, k_pages: Any, v_pages: Any, query_starts: Any,
     context_lens: Any, block_table: Any, num_heads: int, ratio: int, width: int, block: int, step: int, span: int,
@@ -98,14 +117,16 @@ def _attend_units(
         unit = units[u]
         s, head, num = unit[SEQUENCE], unit[HEAD], unit[NUM_ROWS] * ratio
         first_row = query_starts[s] + unit[FIRST_ROW]
-        position = context_lens[s] - query_starts[s + 1] + first_row
+        position = _position(unit, query_starts, context_lens)
+        after = units[min(u + 1, stop - 1)]
+        next_key = max(after[SPAN_START] * span, _position(after, query_starts, context_lens) - window + 1)
         for i in range(num):
             at = (first_row + i // ratio) * q_row + (head * ratio + i % ratio) * q_head
             for d in range(width):
                 queries[i * width + d] = q[at + d] * factor
         _attend_unit(
             unit, position, window, block, step, span, width, ratio, num_heads, k_pages, v_pages, block_table[s],
-            queries, scores, now, so_far,
+            queries, scores, now, so_far, block_table[after[SEQUENCE]], after[HEAD], next_key - next_key % step,
         )  # fmt: skip
         maxima, totals, values = so_far
         for i in range(num):

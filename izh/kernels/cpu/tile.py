@@ -15,7 +15,7 @@ import numpy as np
 
 from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.exp2 import exp2
-from izh.kernels.cpu.simd import LANES, accumulate_tile, dot_tile
+from izh.kernels.cpu.simd import LANES, LINE, accumulate_tile, dot_tile, fetch_line
 
 NOTHING_SEEN = np.float32(-1e30)  # running maximum before any key was seen; below every real score
 _MASKED = np.float32(-2e38)  # far below that, so that the weight of a masked key is exactly zero
@@ -47,13 +47,16 @@ def _softmax_step(scores: Any, at: int, step: int, first: int, stop: int, maximu
 @kernel()
 def _score_page(
     queries: Any, num: int, width: int, pages: Any, page_at: int, block: int, num_keys: int, scores: Any, at: int,
-    step: int,
+    step: int, later: Any,
 ) -> None:  # fmt: skip
-    """scores[i, at + j] = queries[i] . key j of the page, j < num_keys; up to three keys more, all within the page."""
+    """scores[i, at + j] = queries[i] . key j of the page, j < num_keys; up to three keys more, all within the page.
+    Fetches the page of `later` at the same place."""
     whole = width - width % LANES
     fours = block - block % 4
     for j in range(0, min(num_keys, fours), 4):
         key_at = page_at + j * width
+        for line in range(key_at, key_at + 4 * width, LINE):
+            fetch_line(later, line)
         i = 0
         while i < num:
             query_at, score_at = i * width, i * step + at + j
@@ -78,9 +81,13 @@ def _score_page(
 
 @kernel()
 def _add_page(
-    weights: Any, at: int, step: int, num: int, pages: Any, page_at: int, width: int, num_keys: int, out: Any
-) -> None:
-    """out[i] += sum over j < num_keys of weights[i, at + j] * value j of the page."""
+    weights: Any, at: int, step: int, num: int, pages: Any, page_at: int, width: int, num_keys: int, out: Any,
+    later: Any, later_at: int, later_stop: int,
+) -> None:  # fmt: skip
+    """out[i] += sum over j < num_keys of weights[i, at + j] * value j of the page. Fetches [later_at, later_stop) of
+    `later`."""
+    for line in range(later_at, later_stop, LINE):
+        fetch_line(later, line)
     d = 0
     while width - d >= LANES:
         wide = width - d >= 4 * LANES
@@ -121,10 +128,14 @@ def merge(maximum: Any, total: Any, values: Any, more_maximum: Any, more_total: 
 def attend_span(
     queries: Any, ratio: int, rows: int, width: int, position: int, window: int, first: int, stop: int, block: int,
     step: int, k_pages: Any, v_pages: Any, blocks: Any, head: int, num_heads: int, scores: Any, maxima: Any,
-    totals: Any, values: Any,
+    totals: Any, values: Any, next_blocks: Any, next_head: int, next_key: int,
 ) -> None:  # fmt: skip
-    """Online softmax of a tile over the keys [first, stop) of one span; fills maxima, totals and values of its rows."""
-    num = rows * ratio
+    """Online softmax of a tile over the keys [first, stop) of one span; fills maxima, totals and values of its rows.
+
+    Memory is busy throughout: while a step's keys are read its values are fetched, and with its values the keys of the
+    step after it. After the last one come those of `next_blocks` and `next_head` from `next_key` on.
+    """
+    num, page_floats = rows * ratio, block * width
     for i in range(num):
         maxima[i], totals[i] = NOTHING_SEEN, np.float32(0.0)
     for d in range(num * width):
@@ -134,9 +145,9 @@ def attend_span(
         page_start = max(first - step_at, 0) // block
         page_stop = (min(stop - step_at, step) + block - 1) // block
         for page in range(page_start, page_stop):
-            page_at = (blocks[step_at // block + page] * num_heads + head) * block * width
+            page_at = (blocks[step_at // block + page] * num_heads + head) * page_floats
             keys = min(block, stop - step_at - page * block)
-            _score_page(queries, num, width, k_pages, page_at, block, keys, scores, page * block, step)
+            _score_page(queries, num, width, k_pages, page_at, block, keys, scores, page * block, step, v_pages)
         for i in range(num):
             row_stop = position + i // ratio + 1
             low = min(max(max(row_stop - window, first) - step_at, 0), step)
@@ -148,7 +159,17 @@ def attend_span(
             if factor != _ONE:
                 for d in range(i * width, (i + 1) * width):
                     values[d] *= factor
+        later_blocks, later_head, later = blocks, head, (step_at + step) // block
+        if step_at + step >= stop:
+            later_blocks, later_head, later = next_blocks, next_head, next_key // block
         for page in range(page_start, page_stop):
-            page_at = (blocks[step_at // block + page] * num_heads + head) * block * width
+            page_at = (blocks[step_at // block + page] * num_heads + head) * page_floats
             keys = min(block, stop - step_at - page * block)
-            _add_page(scores, page * block, step, num, v_pages, page_at, width, keys, values)
+            later_at = later_stop = 0
+            if later < later_blocks.size:
+                later_at = (later_blocks[later] * num_heads + later_head) * page_floats
+                later_stop = later_at + page_floats
+                later += 1
+            _add_page(
+                scores, page * block, step, num, v_pages, page_at, width, keys, values, k_pages, later_at, later_stop
+            )
