@@ -27,6 +27,7 @@ from izh.engine.core import EngineCore
 from izh.engine.encoders import Encoders
 from izh.engine.messages import EncoderTask
 from izh.engine.settings import Settings, resolve
+from izh.kernels.memory import keep_freed_memory
 from izh.kernels.select import prepare, select, tuned
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
@@ -94,6 +95,7 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
                 adapters.shelf.put(name, adapters.shelf.read(directory).result(), directory)
                 progress(done, len(directories))
     core = compose(settings, model, fingerprint, adapters)
+    keep_freed_memory()
     return Engine(core, settings, spec.has_lm_head, None if adapters is None else adapters.shelf)
 
 

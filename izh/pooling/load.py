@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from izh.errors import ModelLoadError, OptionError
+from izh.kernels.memory import keep_freed_memory
 from izh.kernels.ops import Ops
 from izh.kernels.reference import REFERENCE
 from izh.kernels.select import select
@@ -270,6 +271,7 @@ def _max_length(
 def _native(loaded: Encoder) -> NativeEncoder:
     """The encoder with its kernels compiled, so that the first request does not wait for that."""
     encoder = NativeEncoder(loaded)
+    keep_freed_memory()
     encoder.packed(torch.zeros(1, dtype=torch.int64), torch.tensor([0, 1], dtype=torch.int32), None)
     return encoder
 
