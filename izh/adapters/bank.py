@@ -25,7 +25,7 @@ from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
 from izh.kernels.select import select
 from izh.model.decoder import Decoder, Embedding
-from izh.model.quantize import Int8Embedding, Int8Linear
+from izh.model.quantize import LowBitEmbedding, LowBitLinear
 
 _KERNELS = {"torch": "reference", "cpu": "numba", "deterministic": "deterministic", "triton": "triton"}
 
@@ -84,10 +84,10 @@ class AdapterBank:
             raise ValueError("the model has an adapter bank already; a model has one")
         rows = self._current_rows
         wrapped: AdapterLinear | AdapterEmbedding
-        if isinstance(base, Embedding | Int8Embedding):
+        if isinstance(base, Embedding | LowBitEmbedding):
             wrapped = AdapterEmbedding(base, site.parts[0].path, capacity, self.max_rank, ops, rows)
         else:
-            assert isinstance(base, nn.Linear | Int8Linear)
+            assert isinstance(base, nn.Linear | LowBitLinear)
             wrapped = AdapterLinear(base, site.parts, capacity, self.max_rank, ops, rows)
         setattr(site.parent, site.name, wrapped)
         return wrapped

@@ -20,7 +20,7 @@ from izh.kernels.ops import LoraLinear, Ops
 from izh.model.decoder import Embedding
 from izh.model.layers import Linear
 from izh.model.module import Module
-from izh.model.quantize import Int8Embedding, Int8Linear, dequantized
+from izh.model.quantize import LowBitEmbedding, LowBitLinear, dequantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class AdapterLinear(Module):
 
     def __init__(
         self,
-        base: nn.Linear | Int8Linear,
+        base: nn.Linear | LowBitLinear,
         parts: tuple[Part, ...],
         capacity: int,
         max_rank: int,
@@ -127,7 +127,7 @@ class AdapterLinear(Module):
     def dora_gain(self, part: Part, delta: ModuleDelta) -> Tensor:
         """What DoRA scales the part's outputs by, [D of the part]."""
         base = self.base
-        if isinstance(base, Int8Linear):
+        if isinstance(base, LowBitLinear):
             return _dora_gain(delta, _own(delta, dequantized(base, part.start, part.stop)))
         return _dora_gain(delta, _own(delta, base.weight[part.start : part.stop]))
 
@@ -193,7 +193,7 @@ class AdapterEmbedding(Module):
 
     def __init__(
         self,
-        base: Embedding | Int8Embedding,
+        base: Embedding | LowBitEmbedding,
         path: str,
         capacity: int,
         max_rank: int,

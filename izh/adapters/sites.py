@@ -15,7 +15,7 @@ from izh.adapters.linear import Part
 from izh.kernels.ops import QuantizedLinear
 from izh.model.decoder import Decoder, Embedding
 from izh.model.families import family_of
-from izh.model.quantize import Int8Embedding, Int8Linear
+from izh.model.quantize import LowBitEmbedding, LowBitLinear
 from izh.model.spec import ModelSpec
 
 
@@ -91,9 +91,9 @@ def shapes_of(sites: list[Site]) -> Targets:
 
 
 def _inputs_and_weight(module: nn.Module) -> tuple[int, Tensor | QuantizedLinear]:
-    if isinstance(module, Int8Embedding):
+    if isinstance(module, LowBitEmbedding):
         return module.num_tokens, module.quantized
-    if isinstance(module, Int8Linear):
+    if isinstance(module, LowBitLinear):
         return module.in_features, module.quantized
     weight = module.weight
     assert isinstance(weight, Tensor)

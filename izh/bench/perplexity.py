@@ -1,4 +1,4 @@
-"""`izh bench perplexity`: what holding the weights in 8 bits does to the model's predictions.
+"""`izh bench perplexity`: what holding the weights in 8 or 4 bits does to the model's predictions.
 
 Owns: the text, how it is cut, the figure made of its log-probabilities, and the table.
 Must not know: how an engine computes them.
@@ -24,7 +24,7 @@ from rich.table import Table
 from izh.bench.document import document, write
 from izh.bench.options import PerplexityOptions
 from izh.bench.timing import explicit
-from izh.config import EngineOptions
+from izh.config import QUANTIZATIONS, EngineOptions
 from izh.errors import OptionError
 from izh.llm import LLM
 from izh.model.source import resolve
@@ -51,7 +51,7 @@ def report(engine: EngineOptions, options: PerplexityOptions) -> int:
     engine = explicit(engine)
     source = resolve(engine.model, engine.revision)
     found: list[Figure] = []
-    for quantization in (None, "int8"):
+    for quantization in (None, *QUANTIZATIONS):
         name = "izh " + (quantization or str(engine.dtype))
         llm = LLM(**asdict(replace(engine, quantization=quantization)), quiet=True)
         pieces = windows(llm.tokenizer.encode(TEXT.read_text(encoding="utf-8")), options.window_tokens)

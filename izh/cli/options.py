@@ -6,7 +6,7 @@ as the groups of `izh/config.py` are.
 
 from dataclasses import dataclass
 
-from izh.config import option
+from izh.config import QUANTIZATIONS, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,10 @@ class ReadingOptions:
     )
     num_threads: int | None = option(None, "CPU threads; default: all that this process may use")
     quantization: str | None = option(
-        None, "hold the weights in 8 bits: less memory, vectors within a thousandth; default: as they are", ("int8",)
+        None,
+        "hold the weights in fewer bits: vectors within a thousandth with int8, further off with int4; "
+        "default: as they are",
+        QUANTIZATIONS,
     )
 
 

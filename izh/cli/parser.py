@@ -48,7 +48,7 @@ _BENCHES: tuple[tuple[str, str, tuple[type, ...], str], ...] = (
         "perplexity",
         "perplexity",
         (EngineOptions, PerplexityOptions),
-        "how well a text is predicted, with the weights as they are and in 8 bits",
+        "how well a text is predicted, with the weights as they are, in 8 and in 4 bits",
     ),
     (
         "peers",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from izh.config import EngineOptions
+from izh.config import QUANTIZATIONS, EngineOptions
 from izh.errors import OptionError
 from izh.kernels.select import default_kernels
 from izh.model.spec import ModelSpec
@@ -23,7 +23,7 @@ GIB = 1024**3
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CPU_KV_SHARE, _CPU_KV_MAX = 0.25, 4 * GIB  # of the memory left after the weights
 _PACKED_SHARE = 0.25  # of the memory left after the weights
-_INT8_SAVES = 3.7  # times less memory than fp32, the scales included
+_WEIGHT_BITS = {"int8": 8.5, "int4": 5}  # the scales included
 _HOST_LORA_SHARE = 0.25  # of the memory that is free at start
 _GPU_KV_SHARE = 0.85  # the rest holds activations and the allocator's slack
 
@@ -75,7 +75,7 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
     can_pack = dtype == torch.float32 and kernels == "numba" and options.quantization is None
     packs_weights = _packs_weights(options, spec, can_pack)
     packed_bytes = projection_bytes(spec, dtype) if packs_weights else 0
-    held_bytes = int(weight_bytes(spec, dtype) / (1 if options.quantization is None else _INT8_SAVES))
+    held_bytes = _held_bytes(options, spec, dtype)
     # 6. KV memory, from what the weights leave.
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
     feature_bytes = num_feature_values * dtype.itemsize
@@ -139,6 +139,16 @@ def projection_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return spec.num_layers * layer * dtype.itemsize
 
 
+def _held_bytes(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes of the matrices as they are held: embedding and head never in less than 8 bits."""
+    if options.quantization is None:
+        return weight_bytes(spec, dtype)
+    projections = projection_bytes(spec, dtype)
+    ends = weight_bytes(spec, dtype) - projections
+    bits = projections * _WEIGHT_BITS[options.quantization] + ends * _WEIGHT_BITS["int8"]
+    return int(bits / (8 * dtype.itemsize))
+
+
 def _packs_weights(options: EngineOptions, spec: ModelSpec, can_pack: bool) -> bool:
     if options.pack_weights is None:
         free = psutil.virtual_memory().available - weight_bytes(spec, torch.float32)
@@ -154,12 +164,12 @@ def _packs_weights(options: EngineOptions, spec: ModelSpec, can_pack: bool) -> b
 def _check_quantization(options: EngineOptions, device: torch.device, dtype: torch.dtype, kernels: str) -> None:
     if options.quantization is None:
         return
-    if options.quantization != "int8":
-        raise OptionError(f"--quantization {options.quantization!r} is not known; int8 is")
+    if options.quantization not in QUANTIZATIONS:
+        raise OptionError(f"--quantization {options.quantization!r} is not known; {' and '.join(QUANTIZATIONS)} are")
     if device.type != "cpu" or dtype != torch.float32 or kernels == "triton":
         raise OptionError(
-            f"--quantization int8 is for --device cpu, --dtype fp32 and --kernels numba or reference; got {device}, "
-            f"{str(dtype).removeprefix('torch.')}, {kernels}"
+            f"--quantization {options.quantization} is for --device cpu, --dtype fp32 and --kernels numba or "
+            f"reference; got {device}, {str(dtype).removeprefix('torch.')}, {kernels}"
         )
 
 

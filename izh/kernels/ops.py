@@ -29,7 +29,7 @@ class FrozenLinear(Protocol):
 
 
 class QuantizedLinear(Protocol):
-    """A linear layer that keeps its weight in 8 bits a value, and no other copy of it."""
+    """A linear layer that keeps its weight in 8 or 4 bits a value, and no other copy of it."""
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +37,7 @@ class QuantizedLinear(Protocol):
         ...
 
     def __call__(self, x: Tensor, activation: Activation = "none") -> Tensor:
-        """x [T, K] float32 -> [T, N] = activation(x weight^T + bias), as `izh/kernels/int8.py` defines it."""
+        """x [T, K] float32 -> [T, N] = activation(x weight^T + bias), as `izh/kernels/quantized.py` defines it."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -104,9 +104,9 @@ class Ops:
     """freeze_linear(weight [N, K], bias [N] or None) -> a layer for weights that never change (an encoder's). It may
     hold a copy in another order, so the caller lets go of the weight. "gelu" is the exact one (erf)."""
 
-    quantize_linear: Callable[[Tensor, Tensor | None], QuantizedLinear]
-    """quantize_linear(weight [N, K], bias [N] or None) -> a layer with the weight in 8 bits, which the caller lets go
-    of; the bias is kept as it is. float32 on the CPU."""
+    quantize_linear: Callable[[Tensor, Tensor | None, str], QuantizedLinear]
+    """quantize_linear(weight [N, K], bias [N] or None, form "int8" or "int4") -> a layer with the weight in 8 or 4
+    bits, of which the caller lets go; the bias is kept as it is. float32 on the CPU."""
 
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
     """layer_norm(x [T, N], weight [N], bias [N] or None, eps) -> [T, N] = (x - mean) / sqrt(variance + eps) * weight

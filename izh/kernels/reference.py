@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from izh.kernels.draw import draw
-from izh.kernels.int8 import ACTIVATIONS, quantize_linear
 from izh.kernels.lora import add_lora
 from izh.kernels.ops import Activation, FrozenLinear, Ops
+from izh.kernels.quantized import ACTIVATIONS, quantize_linear
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -91,7 +91,7 @@ def prepare(
     ops: Ops, num_threads: int, progress: Callable[[int, int], None] | None = None, *, quantized: bool = False
 ) -> None:
     """Give torch and the ops this many threads, and compile the CPU kernels not compiled yet, calling
-    `progress(done, total)`; those for weights of 8 bits only if `quantized`. Triton's compile when first called. Call
+    `progress(done, total)`; those for weights of few bits only if `quantized`. Triton's compile when first called. Call
     it in the thread that will run the steps.
 
     Raises: OptionError for an impossible number of threads.

@@ -54,7 +54,7 @@ def load_decoder(
     quiet: bool = False,
     quantization: str | None = None,
 ) -> tuple[Decoder, bytes]:
-    """The decoder with its weights, in 8 bits for a `quantization` of "int8", and their fingerprint for cache keys.
+    """The decoder with its weights, in few bits for a `quantization`, and their fingerprint for cache keys.
 
     Progress goes to stderr unless `quiet`. Raises ModelLoadError naming the tensor at fault.
     """
@@ -66,13 +66,13 @@ def load_decoder(
     else:
         tensors = Safetensors(source.path)
         family = family_of(_raw_config(source.path)["model_type"])
-    quantizer = None if quantization is None else Quantizer(decoder)
+    quantizer = None if quantization is None else Quantizer(decoder, quantization)
     fill(decoder, spec, family, tensors, quiet, (lambda parameter: None) if quantizer is None else quantizer.take)
     read_gguf.cache_clear()
     if quantizer is None:
         return decoder, tensors.fingerprint()
     quantizer.finish()
-    return decoder, b"int8:" + tensors.fingerprint()
+    return decoder, f"{quantization}:".encode() + tensors.fingerprint()
 
 
 def _raw_config(directory: Path) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""A decoder whose weights are held in 8 bits.
+"""A decoder whose weights are held in 8 or 4 bits.
 
-Owns: Int8Linear and Int8Embedding, which stand where Linear and Embedding stood; `Quantizer`, which puts them there.
-Must not know: checkpoints, families, the arithmetic (`izh/kernels/int8.py`).
-Invariant: a weight is in memory as floats or in 8 bits, never both, and once for an embedding that the head shares.
+Owns: LowBitLinear and LowBitEmbedding, which stand where Linear and Embedding stood; `Quantizer`, which puts them
+there.
+Must not know: checkpoints, families, the arithmetic (`izh/kernels/quantized.py`).
+Invariant: a weight is in memory as floats or in few bits, never both; once for an embedding that the head shares.
 """
 
 import logging
@@ -17,9 +18,12 @@ from izh.model.module import Module
 
 log = logging.getLogger("izh.model")
 
+_ENDS = "int8"
+"""How the embedding and the head are held."""
 
-class Int8Linear(Module):
-    """A Linear with its weight in 8 bits; the bias stays as it is."""
+
+class LowBitLinear(Module):
+    """A Linear with its weight in 8 or 4 bits; the bias stays as it is."""
 
     def __init__(self, weight: QuantizedLinear, in_features: int, out_features: int, bias: Tensor | None) -> None:
         super().__init__()
@@ -35,8 +39,8 @@ class Int8Linear(Module):
     __call__ = forward
 
 
-class Int8Embedding(Module):
-    """An Embedding with its table in 8 bits."""
+class LowBitEmbedding(Module):
+    """An Embedding with its table in few bits."""
 
     def __init__(self, weight: QuantizedLinear, num_tokens: int, size: int) -> None:
         super().__init__()
@@ -51,14 +55,17 @@ class Int8Embedding(Module):
 
 
 class Quantizer:
-    """Turns a decoder's projections, head and embedding into 8 bits while its parameters are being written.
+    """Turns a decoder's projections, head and embedding into few bits while its parameters are being written.
+
+    "int8" and "int4" are the form of the layers' projections. Embedding and head always have 8 bits: 4 cost most there.
 
     `take` is told of each parameter once it is whole: projections are exchanged right then, so that only few are ever
     in memory as floats. The embedding, with which a head in the checkpoint may have to be compared, waits for `finish`.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, form: str) -> None:
         self._decoder = decoder
+        self._form = form
         self._missing = {
             path: {name for name, _ in module.named_parameters()}
             for path, module in decoder.named_modules()
@@ -74,7 +81,8 @@ class Quantizer:
             missing.discard(name)
             if not missing:
                 del self._missing[path]
-                self._put(path, self._linear(self._decoder.get_submodule(path)))
+                form = _ENDS if path == "lm_head" else self._form
+                self._put(path, self._linear(self._decoder.get_submodule(path), form))
 
     def finish(self) -> None:
         """All parameters are whole."""
@@ -82,18 +90,19 @@ class Quantizer:
         embedding, head = self._decoder.embed_tokens, self._decoder.lm_head
         assert isinstance(embedding, Embedding)
         weight, ops = embedding.weight, self._decoder.norm.ops
-        quantized = self._counted(ops.quantize_linear(weight.detach(), None), weight)
+        quantized = self._counted(ops.quantize_linear(weight.detach(), None, _ENDS), weight)
         num_tokens, size = weight.shape
         if isinstance(head, Linear):  # it shares the table
-            self._put("lm_head", Int8Linear(quantized, size, num_tokens, None))
-        self._put("embed_tokens", Int8Embedding(quantized, num_tokens, size))
-        log.info("weights: int8, %.0f MiB instead of %.0f", self._num_bytes / 2**20, self._float_bytes / 2**20)
+            self._put("lm_head", LowBitLinear(quantized, size, num_tokens, None))
+        self._put("embed_tokens", LowBitEmbedding(quantized, num_tokens, size))
+        sizes = self._num_bytes / 2**20, self._float_bytes / 2**20
+        log.info("weights: %s, %.0f MiB instead of %.0f", self._form, *sizes)
 
-    def _linear(self, linear: nn.Module) -> Int8Linear:
+    def _linear(self, linear: nn.Module, form: str) -> LowBitLinear:
         assert isinstance(linear, Linear)
         bias = None if linear.bias is None else linear.bias.detach()
-        quantized = linear.ops.quantize_linear(linear.weight.detach(), bias)
-        return Int8Linear(self._counted(quantized, linear.weight), linear.in_features, linear.out_features, bias)
+        quantized = linear.ops.quantize_linear(linear.weight.detach(), bias, form)
+        return LowBitLinear(self._counted(quantized, linear.weight), linear.in_features, linear.out_features, bias)
 
     def _counted(self, quantized: QuantizedLinear, weight: Tensor) -> QuantizedLinear:
         self._float_bytes += weight.nbytes
@@ -105,6 +114,6 @@ class Quantizer:
         setattr(self._decoder.get_submodule(parent), name, module)
 
 
-def dequantized(module: Int8Linear | Int8Embedding, start: int, stop: int) -> Tensor:
+def dequantized(module: LowBitLinear | LowBitEmbedding, start: int, stop: int) -> Tensor:
     """Rows start .. stop-1 of the weight that the module computes with, float32."""
     return module.quantized.rows(torch.arange(start, stop))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from izh.config import QUANTIZATIONS
 from izh.errors import ModelLoadError, OptionError
 from izh.kernels.memory import keep_freed_memory
 from izh.kernels.ops import Ops
@@ -57,9 +58,9 @@ def load_embedder(
     all-MiniLM-L6-v2.
 
     `max_model_len` None: what the checkpoint says. `kernels` and `num_threads` None: chosen for this machine, as for
-    the engine. `quantization` "int8" holds the weights of the linear layers in 8 bits; an encoder that runs on
-    `transformers` stays in float32, and the log says so. With `elsewhere`, which has loaded the same directory, no
-    weights are read here. `options` go to PoolingService. Raises: ModelLoadError, OptionError.
+    the engine. `quantization` "int8" or "int4" holds the weights of the linear layers in 8 or 4 bits; an encoder that
+    runs on `transformers` stays in float32, and the log says so. With `elsewhere`, which has loaded the same directory,
+    no weights are read here. `options` go to PoolingService. Raises: ModelLoadError, OptionError.
     """
     folder = demo_embedder_directory() if str(directory) == "demo" else Path(directory).expanduser()
     files = read_sentence_files(folder)
@@ -210,13 +211,13 @@ def _load_matching(
 
 
 def _ops(kernels: str | None, quantization: str | None) -> Ops:
-    """The CPU's ops; in 8 bits what freezes a weight quantizes it. Raises OptionError for another quantization."""
+    """The CPU's ops; in few bits what freezes a weight quantizes it. Raises OptionError for another quantization."""
     ops = select(torch.device("cpu"), kernels)
     if quantization is None:
         return ops
-    if quantization != "int8":
-        raise OptionError(f"quantization: {quantization!r} is not known; int8 is")
-    return replace(ops, freeze_linear=ops.quantize_linear)
+    if quantization not in QUANTIZATIONS:
+        raise OptionError(f"quantization: {quantization!r} is not known; {' and '.join(QUANTIZATIONS)} are")
+    return replace(ops, freeze_linear=lambda weight, bias: ops.quantize_linear(weight, bias, quantization))
 
 
 def _stays_whole(quantization: str | None, folder: Path, config: Any) -> None:

@@ -30,11 +30,12 @@ def test_weights_are_packed_where_it_helps_and_fits(spec, monkeypatch):
     [
         ({"pack_weights": True, "kernels": "reference"}, "--pack-weights is for"),
         ({"pack_weights": True, "quantization": "int8"}, "--pack-weights is for"),
-        ({"quantization": "int4"}, "--quantization 'int4' is not known"),
+        ({"quantization": "int3"}, "--quantization 'int3' is not known; int8 and int4 are"),
         ({"kernel_rows": -1}, "--kernel-rows -1: it is a number from 0 on"),
         ({"kernel_rows": 8, "deterministic": True}, "--kernel-rows 8: .*without --quantization and --deterministic"),
         ({"kernel_rows": 8, "quantization": "int8"}, "--kernel-rows 8: .*without --quantization"),
         ({"quantization": "int8", "dtype": "bf16"}, "--quantization int8 is for --device cpu, --dtype fp32"),
+        ({"quantization": "int4", "dtype": "bf16"}, "--quantization int4 is for --device cpu, --dtype fp32"),
         ({"allow_runtime_lora": True}, "--allow-runtime-lora needs --lora-root"),
         ({"lora_host_gb": 0.0}, "--lora-host-gb must be above 0, got 0"),
         ({"max_loras": 0}, "--max-loras must be at least 1, got 0"),

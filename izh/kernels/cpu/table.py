@@ -16,7 +16,7 @@ from izh.kernels.cpu import (
     frozen,
     layer_norm,
     linear,
-    linear_int8,
+    linear_quantized,
     lora,
     packed_attention,
 )
@@ -37,7 +37,7 @@ NUMBA = Ops(
     gelu_tanh_mul=elementwise.gelu_tanh_mul,
     add_lora=lora.add_lora,
     freeze_linear=frozen.freeze_linear,
-    quantize_linear=linear_int8.quantize_linear,
+    quantize_linear=linear_quantized.quantize_linear,
     layer_norm=layer_norm.layer_norm,
     add_layer_norm=layer_norm.add_layer_norm,
     packed_attention=packed_attention.packed_attention,
@@ -61,8 +61,8 @@ def with_rows(limits: RowLimits) -> Ops:
 
 
 def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bool = False) -> None:
-    """Compile every kernel, those for 8 bits only if `quantized`, or load it from the cache on disk, and start the
-    threads.
+    """Compile every kernel, those for weights of few bits only if `quantized`, or load it from the cache on disk, and
+    start the threads.
 
     Calls `progress(done, total)` before the first kernel and after each. Cold, all take some ten to twenty seconds.
     """
@@ -87,7 +87,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bo
         lambda: lora.LoraLinear(weight, None, row[None, None], b, (0, 8), one[None])(row, rows),
     ]
     if quantized:
-        calls.append(lambda: NUMBA.quantize_linear(row, None)(row))
+        calls.append(lambda: NUMBA.quantize_linear(row, None, "int8")(row))
     for done, call in enumerate([None, *calls]):
         if call is not None:
             call()

@@ -1,4 +1,4 @@
-"""Adapters on a base in 8 bits: each is what PEFT computes on the rounded weights, whoever is in the batch."""
+"""Adapters on a base in few bits: each is what PEFT computes on the rounded weights, whoever is in the batch."""
 
 import adapters_made
 import engines
@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from izh.config import EngineOptions
 from izh.engine.build import build
-from izh.kernels.int8 import dequantize, quantize_weight
+from izh.kernels.quantized import FORMS
 from izh.model.source import resolve
 from izh.request import Request
 
@@ -25,22 +25,23 @@ CONFIGS = {
 PROMPT = list(range(5, 45))
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def world(tmp_path_factory, request):
     """(engine, {name: PEFT's model in float64 on the rounded weights}); "base" is the model alone."""
     root = tmp_path_factory.mktemp("adapters")
     checkpoint = tiny_checkpoint.save_llama(root / "model", initializer_range=0.2)
     base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in base.parameters():
+        for name, parameter in base.named_parameters():
             if parameter.dim() == 2:
-                parameter.copy_(dequantize(*quantize_weight(parameter)))
+                form = FORMS["int8" if "embed_tokens" in name or "lm_head" in name else request.param]
+                parameter.copy_(form.dequantize(*form.quantize(parameter)))
     base.save_pretrained(checkpoint)
     models = {"base": base.eval()}
     for seed, (name, config) in enumerate(CONFIGS.items(), 1):
         models[name] = adapters_made.make(checkpoint, root / name, seed, **config)
     lora = tuple(f"{name}={root / name}" for name in CONFIGS)
-    options = EngineOptions(model=str(checkpoint), lora=lora, kv_cache_gb=0.02, quantization="int8")
+    options = EngineOptions(model=str(checkpoint), lora=lora, kv_cache_gb=0.02, quantization=request.param)
     return build(options, resolve(str(checkpoint)), quiet=True), {
         name: model.double() for name, model in models.items()
     }

@@ -1,13 +1,13 @@
-"""In 8 bits a row's numbers are exact, so equalities hold to the last bit, on the real model."""
+"""In few bits a row's numbers are exact, so equalities hold to the last bit, on the real model."""
 
 import engines
 import pytest
 from prompts import PROMPTS
 
 
-@pytest.fixture(scope="module")
-def quantized(demo_source):
-    return engines.load(demo_source, quantization="int8")
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def quantized(demo_source, request):
+    return engines.load(demo_source, quantization=request.param)
 
 
 @pytest.fixture(scope="module")

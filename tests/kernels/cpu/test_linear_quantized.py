@@ -1,0 +1,164 @@
+"""The kernel is the definition to the last bit, whatever the shape, the company, the threads and the registers."""
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from izh.kernels import quantized
+from izh.kernels.cpu import linear_quantized
+from izh.kernels.cpu.compile import kernel
+from izh.kernels.cpu.simd import HAS_HALF
+from izh.kernels.cpu.simd_integer import LANES, ROWS, integer_tile
+from izh.kernels.cpu.table import NUMBA
+from izh.kernels.cpu.threads import choose_layer
+
+choose_layer()
+
+FORMS = quantized.FORMS
+MANY = linear_quantized.PARALLEL_WORK // 576 // 96 + 1  # rows that several threads share
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("outputs", [1, 15, 16, 33, 97, 576])
+@pytest.mark.parametrize("width", [1, 2, 32, 33, 63, 64, 65, 129, 576])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_kernel_is_the_definition(form: str, width: int, outputs: int, bias: bool) -> None:
+    weight, added = random(outputs, width), random(outputs) if bias else None
+    mine, defined = NUMBA.quantize_linear(weight, added, form), quantized.quantize_linear(weight, added, form)
+    for rows in (0, *range(1, 14), 63, 64, 131):
+        x = random(rows, width)
+        assert torch.equal(mine(x), defined(x))
+    assert torch.equal(mine.rows(torch.arange(outputs)), defined.rows(torch.arange(outputs)))
+    assert mine.holds(weight)
+    assert not mine.holds(weight + 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_rows_than_a_panel_holds(form: str) -> None:
+    weight, x = random(40, 8000), random(3 * (linear_quantized._PANEL // 8000) + 5, 8000)
+    mine, defined = NUMBA.quantize_linear(weight, None, form), quantized.quantize_linear(weight, None, form)
+    assert torch.equal(mine(x), defined(x))
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh", "relu"])
+def test_activations(activation: Any) -> None:
+    form = "int8"
+    weight, x = random(40, 64), random(5, 64)
+    mine, defined = NUMBA.quantize_linear(weight, None, form), quantized.quantize_linear(weight, None, form)
+    assert torch.equal(mine(x, activation), defined(x, activation))
+
+
+@pytest.mark.parametrize(("width", "outputs"), [(576, 96), (77, 413)])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_is_bit_for_bit_the_same_among_any_rows(form: str, width: int, outputs: int) -> None:
+    x = random(MANY + 40, width)
+    layer = NUMBA.quantize_linear(random(outputs, width), random(outputs), form)
+    whole = layer(x)
+    for rows in (*range(1, 26), MANY, MANY + 1):
+        assert torch.equal(layer(x[:rows]), whole[:rows])
+        assert torch.equal(layer(x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_is_bit_for_bit_the_same_on_any_number_of_threads(form: str) -> None:
+    x, layer = random(MANY, 576), NUMBA.quantize_linear(random(963, 576), None, form)
+    whole = layer(x)
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        assert torch.equal(layer(x), whole)
+    finally:
+        numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_that_is_not_finite_stays_alone_and_zeros_are_the_bias(form: str) -> None:
+    x, bias = random(5, 64), random(40)
+    layer = NUMBA.quantize_linear(random(40, 64), bias, form)
+    whole = layer(x)
+    x[1, 3], x[2, 5], x[3] = float("nan"), float("-inf"), 0.0
+    out = layer(x)
+    assert out[1:3].isnan().all()
+    assert torch.equal(out[3], bias)
+    assert torch.equal(out[[0, 4]], whole[[0, 4]])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tiny_and_huge_rows_keep_their_precision(form: str) -> None:
+    weight, x = random(40, 64), random(1, 64)
+    layer = NUMBA.quantize_linear(weight, None, form)
+    for size in (2.0**-60, 2.0**60):
+        assert torch.equal(layer(x * size), layer(x) * size)
+
+
+def test_rows_of_x_may_be_views_of_wider_ones() -> None:
+    x, layer = random(9, 300)[:, 11:230], NUMBA.quantize_linear(random(33, 256)[:, 30:249], None, "int4")
+    assert torch.equal(layer(x), layer(x.contiguous()))
+
+
+@pytest.mark.parametrize(("form", "a_row"), [("int8", 576 + 4 * 9), ("int4", 288 + 18 * (4 if HAS_HALF else 8))])
+def test_weights_are_kept_in_so_few_bits_only(form: str, a_row: int) -> None:
+    layer = NUMBA.quantize_linear(random(1536, 576), None, form)
+    assert layer.num_bytes == 1536 * a_row
+
+
+def _tile_of(bits: int, num_blocks: int) -> Any:
+    @kernel(cache=False)
+    def run(num_rows: int, x: Any, weights: Any, scales: Any, width: int, group: int, sums: Any, out: Any) -> None:
+        integer_tile(bits, num_blocks, num_rows, x, 0, sums, 0, weights, 0, scales, 0, width, group, out)
+
+    return run
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2])
+def test_the_largest_numbers_are_summed_exactly_in_tiles_of_every_size(num_blocks: int) -> None:
+    run = _tile_of(8, num_blocks)
+    weights = np.full((num_blocks, 50, LANES, 2), 127, np.int8)
+    weights[..., 1::2, :] = -127
+    scales = np.full((num_blocks, 2, LANES), 0.5, np.float32)
+    expected = [np.float32(count * 127 * quantized.TOP) * np.float32(0.5) for count in (64, 36)]
+    for num_rows in range(1, ROWS + 1):
+        x, out = np.full((num_rows, 100), quantized.TOP, np.int16), np.zeros((num_rows, num_blocks, LANES), np.float32)
+        x[-1] = -quantized.TOP
+        none = np.empty(0, np.float32)
+        run(
+            num_rows,
+            x.reshape(-1),
+            weights.reshape(-1),
+            scales.reshape(-1).view(np.int8),
+            100,
+            64,
+            none,
+            out.reshape(-1),
+        )
+        for i in range(num_rows):
+            for j in range(LANES):
+                sign = np.float32(1 - 2 * (j % 2)) * (-1 if i == num_rows - 1 else 1)
+                assert (out[i, :, j] == sign * (expected[0] + expected[1])).all()
+
+
+LAYER, X = NUMBA.quantize_linear(torch.ones(5, 8), None, "int8"), torch.zeros(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: LAYER(X.double()), "x: torch.float64"),
+        (lambda: LAYER(X[None]), "x: torch.float32"),
+        (lambda: LAYER(torch.zeros(8, 2).T), "x: strides"),
+        (lambda: LAYER(X[:, :7]), "x: rows of 7 for a weight of 8"),
+        (lambda: NUMBA.quantize_linear(X.double(), None, "int8"), "weight: torch.float64"),
+        (lambda: NUMBA.quantize_linear(X, torch.zeros(4), "int8"), "bias: 4 entries"),
+        (lambda: NUMBA.quantize_linear(X, torch.zeros(4)[::2], "int4"), "bias: strides"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^{says}"):
+        make()
