@@ -5,6 +5,8 @@ Must not know: which features exist, what a request is for, scheduling.
 Invariant: `run` changes nothing but KV pages of the plan's own blocks and the state that heads keep for its sequences.
 """
 
+import math
+import mmap
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -22,10 +24,15 @@ def allocate_pages(model: Decoder, num_blocks: int, block_size: int, dtype: torc
     """Zeroed key and value pages of every layer, each [num_blocks, kv heads, block_size, head_dim]. On a CPU memory is
     only touched when first written."""
     shape = (num_blocks, model.spec.num_kv_heads, block_size, model.spec.head_dim)
-    return [
-        (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-        for _ in range(model.spec.num_layers)
-    ]
+    return [(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(model.spec.num_layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch would write the zeros, for a second per GiB; the system gives them with each page when it is first used.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class Runner:
