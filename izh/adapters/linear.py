@@ -90,8 +90,6 @@ class AdapterLinear(Module):
         self._ops.add_lora(y, x, self.a, self.b, self._offsets, self.ranks, rows)
         return y
 
-    __call__ = forward
-
     def _base_and_lora(self) -> LoraLinear | None:
         """Both in one, of the tensors that there are now, if the kernels have that and it is the base's arithmetic."""
         base, ops = self.base, self._ops
@@ -224,8 +222,6 @@ class AdapterEmbedding(Module):
                 index = rows.order[start:stop].long()
                 y[index] = self._embed(slot, y[index], token_ids[index])
         return y
-
-    __call__ = forward
 
     def _embed(self, slot: int, base: Tensor, tokens: Tensor) -> Tensor:
         """base [n, D], the base's rows for tokens [n] -> the adapter's."""

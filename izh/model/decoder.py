@@ -30,8 +30,6 @@ class Embedding(Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         return F.embedding(token_ids, self.weight)
 
-    __call__ = forward
-
 
 class Decoder(Module):
     """A decoder-only transformer. Parameters are unset until `weights.fill` has written them."""
@@ -89,8 +87,6 @@ class Decoder(Module):
                 residual = residual.index_add(0, batch.overrides.rows, deeper[index])
         assert x is not None
         return self.norm.add(x, residual)[0]
-
-    __call__ = forward
 
     def embed(self, batch: Batch) -> Tensor:
         """Input rows [T, hidden_size]: scaled token embeddings, with the batch's overrides put in as they are."""

@@ -40,8 +40,6 @@ class Linear(Module, nn.Linear):
             return self._packed(x)
         return self.ops.linear(x, self.weight, self.bias)
 
-    __call__ = forward
-
     def reset_parameters(self) -> None:
         pass
 
@@ -57,8 +55,6 @@ class RMSNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
-
-    __call__ = forward
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x, residual [T, D] -> (norm of the sum, the sum). May write the sum into `residual`."""
@@ -105,8 +101,6 @@ class Attention(Module):
             out[rows] = attend_both_ways(q[rows], *pages, blocks, span.context_len, self.scale, self.window)
         return self.o_proj(out.flatten(1))
 
-    __call__ = forward
-
 
 class MLP(Module):
     """Gated MLP with gate and up in one projection."""
@@ -120,8 +114,6 @@ class MLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.activation(self.gate_up_proj(x)))
-
-    __call__ = forward
 
 
 class DecoderLayer(Module):
@@ -163,5 +155,3 @@ class DecoderLayer(Module):
         if self.post_mlp_norm is not None:
             x = self.post_mlp_norm(x)
         return x, residual
-
-    __call__ = forward

@@ -6,7 +6,7 @@ Invariant: an attribute is what was last assigned to it, as in any nn.Module. Ho
 
 A step calls some hundred parts, for a few microseconds of work each. nn.Module keeps parameters and parts where Python
 looks last, in dictionaries of its own, and with each call asks for hooks: a fifth of what a layer cost beside its
-kernels. So attributes lie in the usual place as well, and a class that derives from Module says `__call__ = forward`.
+kernels. So attributes lie in the usual place as well, and to call a part is to call its `forward`.
 """
 
 from typing import Any
@@ -16,6 +16,12 @@ from torch import nn
 
 class Module(nn.Module):
     """An nn.Module whose parameters and parts are found like any attribute."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        call = vars(cls).get("forward")
+        if call is not None:
+            type.__setattr__(cls, "__call__", call)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

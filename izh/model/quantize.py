@@ -36,8 +36,6 @@ class LowBitLinear(Module):
         """x [T, in_features] -> [T, out_features]."""
         return self.quantized(x)
 
-    __call__ = forward
-
 
 class LowBitEmbedding(Module):
     """An Embedding with its table in few bits."""
@@ -50,8 +48,6 @@ class LowBitEmbedding(Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return self.quantized.rows(token_ids)
-
-    __call__ = forward
 
 
 class Quantizer:

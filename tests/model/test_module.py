@@ -14,8 +14,6 @@ class Part(Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.weight
 
-    __call__ = forward
-
 
 def test_what_was_assigned_last_is_what_is_found_and_listed() -> None:
     part, other = Part(), nn.Linear(1, 1)
