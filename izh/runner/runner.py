@@ -77,34 +77,29 @@ def assemble(chunks: list[Chunk], block_size: int, device: torch.device) -> Batc
     counts = [chunk.count for chunk in chunks]
     starts = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
-    num_rows = int(starts[-1])
-    token_ids = np.empty(num_rows, np.int64)
-    positions = np.empty(num_rows, np.int64)
-    rope_lens = np.empty(num_rows, np.int64)
-    slots = np.empty(num_rows, np.int64)
-    context_lens = np.empty(len(chunks), np.int32)
+    token_ids: list[int] = []
+    facts: list[tuple[int, int, int]] = []
     block_table = np.zeros((len(chunks), max(len(chunk.sequence.blocks) for chunk in chunks)), np.int32)
-    for index, chunk in enumerate(chunks):
+    for chunk, blocks in zip(chunks, block_table, strict=True):
         sequence = chunk.sequence
-        rows = slice(starts[index], starts[index + 1])
-        block_table[index, : len(sequence.blocks)] = sequence.blocks
-        context_lens[index] = chunk.stop
-        token_ids[rows] = sequence.token_ids[chunk.start : chunk.stop]
-        place = np.arange(chunk.start, chunk.stop)
-        positions[rows] = place
-        rope_lens[rows] = np.maximum(sequence.num_prompt, place + 1)
-        slot = block_table[index, place // block_size] * block_size + place % block_size
-        slots[rows] = np.where(place < sequence.num_cached, -1, slot)
+        blocks[: len(sequence.blocks)] = sequence.blocks
+        facts.append((chunk.start - len(token_ids), sequence.num_prompt, sequence.num_cached))
+        token_ids += sequence.token_ids[chunk.start : chunk.stop]
+    chunk_of_row = np.repeat(np.arange(len(chunks)), counts)
+    shift, num_prompt, num_cached = np.array(facts, np.int64)[chunk_of_row].T
+    positions = np.arange(len(token_ids)) + shift
+    slots = block_table[chunk_of_row, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    slots[positions < num_cached] = -1
 
     def on_device(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
     return Batch(
-        token_ids=on_device(token_ids),
+        token_ids=on_device(np.array(token_ids, np.int64)),
         positions=on_device(positions[None]),
-        rope_lens=on_device(rope_lens),
+        rope_lens=on_device(np.maximum(num_prompt, positions + 1)),
         query_starts=on_device(starts),
-        context_lens=on_device(context_lens),
+        context_lens=on_device(np.array([chunk.stop for chunk in chunks], np.int32)),
         block_table=on_device(block_table),
         write_slots=on_device(slots),
     )

@@ -117,7 +117,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         raise ValueError(f"residual: shape {tuple(residual.shape)} differs from x {tuple(shape)}")
     if check("weight", weight, torch.float32, 1, contiguous=True)[0] != width:
         raise ValueError(f"weight: {weight.shape[0]} entries for rows of x {tuple(shape)}")
-    out = torch.empty(shape)
+    out = torch.empty(rows, width)
     _norm(
         x.data_ptr(), rows, 1, x.stride(0), 0, residual.data_ptr(), residual.stride(0), weight.data_ptr(), width,
         float(eps), out.data_ptr(), _threads(rows * width),
@@ -278,7 +278,7 @@ def _gated(x: Tensor, tanh: bool) -> Tensor:
     rows, both = check("x", x, torch.float32, 2)
     if both % 2:
         raise ValueError(f"x: width {both} is odd; it holds gate and up side by side")
-    out = torch.empty((rows, both // 2))
+    out = torch.empty(rows, both // 2)
     _gate(x.data_ptr(), rows, x.stride(0), both // 2, tanh, out.data_ptr(), _threads(4 * rows * both))
     return out
 
