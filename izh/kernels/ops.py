@@ -121,6 +121,10 @@ class Ops:
     rows starts[s] .. starts[s+1]-1 see all keys of the same rows, or with a window those at most `window` away on
     either side.  softmax(scale * q k^T) v in float32.  The three may be views into one fused projection."""
 
+    first_max: Callable[[Tensor], tuple[Tensor, Tensor]]
+    """first_max(x [R, V]) -> (values [R], columns [R] int64): each row's maximum and the lowest column that has it. NaN
+    is above every number.  float32."""
+
     draw: Callable[[Tensor, Tensor, Filters, Tensor], Tensor]
     """draw(logits [R, V], peak [R], filters, uniform [R] float64 in [0, 1)) -> [R] int64: a token of each row, as
     `izh/kernels/draw.py` defines it.  peak is the row's largest logit; a row of which that is not finite gets any

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from izh.kernels.draw import draw
+from izh.kernels.first_max import first_max
 from izh.kernels.lora import add_lora
 from izh.kernels.ops import Activation, FrozenLinear, Ops
 from izh.kernels.quantized import ACTIVATIONS, quantize_linear
@@ -149,5 +150,6 @@ REFERENCE = Ops(
     layer_norm=layer_norm,
     add_layer_norm=add_layer_norm,
     packed_attention=packed_attention,
+    first_max=first_max,
     draw=draw,
 )

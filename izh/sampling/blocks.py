@@ -1,24 +1,16 @@
-"""Reading long rows in blocks, so that no row of a vocabulary is ever sorted or scanned one element at a time.
+"""Reading long rows in blocks, so that no row of a vocabulary is ever sorted.
 
-Owns: the maximum and the largest few of each row of a matrix.
+Owns: the largest few of each row of a matrix.
 Must not know: sampling parameters, sequences.
 Invariant: what is computed for a row depends on that row alone, bit for bit.
 
-R = rows, V = columns, W = block width. A row is seen as ceil(V / W) blocks; the last may be short.
+R = rows, V = columns.
 """
 
 import torch
 from torch import Tensor
 
-_WIDTH = 256  # columns per block for the maximum: both levels of a two-level search stay short
 _STRIDE = 32  # columns per block for candidates: enough blocks to hold the best few, few columns in each
-
-
-def first_max(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(values [R], columns [R] int64) of each row's maximum; the lowest column of a tie; NaN beats every number."""
-    values, columns = _block_of(x, _block_maxima(x).argmax(1))
-    best = values.argmax(1, keepdim=True)
-    return values.gather(1, best)[:, 0], columns.gather(1, best)[:, 0]
 
 
 def top_candidates(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -45,21 +37,3 @@ def top_candidates(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
         columns = torch.cat([columns, rest], dim=1)
     values, place = x.gather(1, columns).topk(count, dim=1)
     return values, columns.gather(1, place)
-
-
-def _block_maxima(x: Tensor) -> Tensor:
-    """[R, ceil(V / W)]"""
-    num_columns = x.shape[1]
-    whole = num_columns - num_columns % _WIDTH
-    parts = [x[:, :whole].view(len(x), -1, _WIDTH).amax(-1)] if whole else []
-    if whole < num_columns:
-        parts.append(x[:, whole:].amax(-1, keepdim=True))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _block_of(x: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-    """(values [R, W], columns [R, W]) of one block per row; beyond the end of a short last block, -inf and the row's
-    last column, so that even a row of NaN is answered with columns that exist."""
-    columns = block[:, None] * _WIDTH + torch.arange(_WIDTH, device=x.device)
-    inside = columns.clamp(max=x.shape[1] - 1)
-    return x.gather(1, inside).masked_fill_(columns != inside, -torch.inf), inside

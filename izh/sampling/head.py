@@ -16,7 +16,6 @@ from torch import Tensor
 
 from izh.kernels.ops import Ops
 from izh.request import Finish, SamplingParams, TokenLogprobs
-from izh.sampling.blocks import first_max
 from izh.sampling.filters import filters_of
 from izh.sampling.logprobs import PromptLogprobs, token_logprobs
 from izh.sampling.penalties import add_bias, forbid, penalize
@@ -134,7 +133,7 @@ class SamplingHead:
         raw = logits[torch.tensor(reported, device=logits.device)] if reported else None
 
         _edit(logits, rows)
-        peak, tokens = first_max(logits)
+        peak, tokens = self._ops.first_max(logits)
         first = sum(row.state.is_greedy for row in rows)
         if first < len(rows):
             tokens[first:] = self._drawn(logits[first:], peak[first:], rows[first:])

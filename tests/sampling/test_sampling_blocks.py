@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from izh.sampling.blocks import first_max, top_candidates
+from izh.sampling.blocks import top_candidates
 
 WIDTHS = [1, 7, 32, 255, 256, 257, 4096, 4099, 10_007]  # below, at and beyond whole blocks
 
@@ -12,24 +12,6 @@ def rows(num_columns, *, seed=0, num_rows=5, levels=None):
     rng = np.random.default_rng(seed)
     x = rng.integers(0, levels, (num_rows, num_columns)) if levels else rng.normal(size=(num_rows, num_columns))
     return torch.from_numpy(x.astype(np.float32))
-
-
-@pytest.mark.parametrize("levels", [None, 3])
-@pytest.mark.parametrize("num_columns", WIDTHS)
-def test_first_max_is_the_lowest_column_of_the_maximum(num_columns, levels):
-    x = rows(num_columns, levels=levels)
-    values, columns = first_max(x)
-    assert values.tolist() == x.numpy().max(1).tolist()
-    assert columns.tolist() == x.numpy().argmax(1).tolist()
-
-
-@pytest.mark.parametrize("place", [0, 300, 4098])
-def test_first_max_shows_a_nan_of_its_own_row_only(place):
-    x = rows(4099)
-    x[2, place] = torch.nan
-    values, columns = first_max(x)
-    assert values.isnan().tolist() == [False, False, True, False, False]
-    assert columns[2] == place
 
 
 @pytest.mark.parametrize("levels", [None, 3, 200])

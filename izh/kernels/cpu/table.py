@@ -13,6 +13,7 @@ from izh.kernels.cpu import (
     attention,
     draw,
     elementwise,
+    first_max,
     frozen,
     layer_norm,
     linear,
@@ -41,6 +42,7 @@ NUMBA = Ops(
     layer_norm=layer_norm.layer_norm,
     add_layer_norm=layer_norm.add_layer_norm,
     packed_attention=packed_attention.packed_attention,
+    first_max=first_max.first_max,
     draw=draw.draw,
     linear_lora=lora.LoraLinear,
     lora_b_by_rank=True,
@@ -64,7 +66,7 @@ def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bo
     """Compile every kernel, those for weights of few bits only if `quantized`, or load it from the cache on disk, and
     start the threads.
 
-    Calls `progress(done, total)` before the first kernel and after each. Cold, all take some ten to twenty seconds.
+    Calls `progress(done, total)` before the first kernel and after each. Cold, all take close to a minute.
     """
     row, heads, pages = torch.zeros(1, 8), torch.zeros(1, 1, 8), torch.zeros(1, 1, 4, 8)
     starts, one = torch.tensor([0, 1], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
