@@ -75,11 +75,11 @@ def resolve(options: EngineOptions, spec: ModelSpec, num_feature_values: int = 0
     can_pack = dtype == torch.float32 and kernels == "numba" and options.quantization is None
     packs_weights = _packs_weights(options, spec, can_pack)
     packed_bytes = projection_bytes(spec, dtype) if packs_weights else 0
-    held_bytes = _held_bytes(options, spec, dtype)
+    weights_held = held_bytes(spec, dtype, options.quantization)
     # 6. KV memory, from what the weights leave.
     block_bytes = kv_block_bytes(spec, options.block_size, dtype)
     feature_bytes = num_feature_values * dtype.itemsize
-    kv_bytes = _kv_bytes(options, held_bytes + packed_bytes + feature_bytes, device)
+    kv_bytes = _kv_bytes(options, weights_held + packed_bytes + feature_bytes, device)
     num_blocks = kv_bytes // block_bytes
     # 7. Host memory for adapters beyond the device's slots.
     lora_host_bytes = _lora_host_bytes(options)
@@ -139,13 +139,13 @@ def projection_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return spec.num_layers * layer * dtype.itemsize
 
 
-def _held_bytes(options: EngineOptions, spec: ModelSpec, dtype: torch.dtype) -> int:
+def held_bytes(spec: ModelSpec, dtype: torch.dtype, quantization: str | None) -> int:
     """Bytes of the matrices as they are held: embedding and head never in less than 8 bits."""
-    if options.quantization is None:
+    if quantization is None:
         return weight_bytes(spec, dtype)
     projections = projection_bytes(spec, dtype)
     ends = weight_bytes(spec, dtype) - projections
-    bits = projections * _WEIGHT_BITS[options.quantization] + ends * _WEIGHT_BITS["int8"]
+    bits = projections * _WEIGHT_BITS[quantization] + ends * _WEIGHT_BITS["int8"]
     return int(bits / (8 * dtype.itemsize))
 
 

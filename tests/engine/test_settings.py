@@ -2,11 +2,14 @@
 
 import pytest
 import tiny_checkpoint
+import torch
 
-from izh.config import EngineOptions
-from izh.engine.settings import resolve
+from izh.config import QUANTIZATIONS, EngineOptions
+from izh.engine.settings import held_bytes, resolve
 from izh.errors import OptionError
-from izh.model.load import load_spec
+from izh.kernels.select import select
+from izh.model.load import load_decoder, load_spec
+from izh.model.quantize import LowBitEmbedding, LowBitLinear
 from izh.model.source import resolve as find
 
 
@@ -23,6 +26,18 @@ def test_weights_are_packed_where_it_helps_and_fits(spec, monkeypatch):
     monkeypatch.setattr("izh.engine.settings._PACKED_SHARE", 1e-9)
     assert not resolve(EngineOptions(device="cpu", kv_cache_gb=0.01), spec).packs_weights
     assert resolve(EngineOptions(device="cpu", kv_cache_gb=0.01, pack_weights=True), spec).packs_weights
+
+
+@pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
+def test_weights_take_the_memory_that_is_set_apart_for_them(quantization, tmp_path):
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 640, "tie_word_embeddings": False}
+    source = find(str(tiny_checkpoint.save_llama(tmp_path, **sizes)))
+    ops = select(torch.device("cpu"), "numba")
+    spec = load_spec(source)
+    decoder, _ = load_decoder(source, spec, ops, "cpu", torch.float32, quiet=True, quantization=quantization)
+    quantized = [each.quantized for each in decoder.modules() if isinstance(each, LowBitLinear | LowBitEmbedding)]
+    taken = sum(each.num_bytes for each in quantized) + sum(each.nbytes for each in decoder.parameters())
+    assert taken == pytest.approx(held_bytes(spec, torch.float32, quantization), rel=0.03)
 
 
 @pytest.mark.parametrize(

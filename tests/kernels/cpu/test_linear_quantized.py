@@ -49,9 +49,8 @@ def test_more_rows_than_a_panel_holds(form: str) -> None:
 
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh", "relu"])
 def test_activations(activation: Any) -> None:
-    form = "int8"
     weight, x = random(40, 64), random(5, 64)
-    mine, defined = NUMBA.quantize_linear(weight, None, form), quantized.quantize_linear(weight, None, form)
+    mine, defined = NUMBA.quantize_linear(weight, None, "int8"), quantized.quantize_linear(weight, None, "int8")
     assert torch.equal(mine(x, activation), defined(x, activation))
 
 
