@@ -67,7 +67,8 @@ class Runner:
         for head in self._heads:
             rows = head.rows(plan)
             if rows:
-                named = hidden[torch.tensor(rows, device=self._device)]
+                all_rows = rows == list(range(len(hidden)))
+                named = hidden if all_rows else hidden[torch.tensor(rows, device=self._device)]
                 results += head.finish(plan, HiddenRows(named, rows, self._stages))
         return results
 

@@ -7,6 +7,7 @@ Invariant: a sequence's tokens depend on its own logits, parameters and stream a
 `forget`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ class SamplingHead:
         if first < len(rows):
             tokens[first:] = self._drawn(logits[first:], peak[first:], rows[first:])
 
-        token_ids, is_finite = tokens.tolist(), peak.isfinite().tolist()
+        token_ids, is_finite = tokens.tolist(), [math.isfinite(each) for each in peak.tolist()]
         logprobs: dict[int, TokenLogprobs | None] = {}
         if raw is not None:
             num_top = [rows[i].state.params.logprobs or 0 for i in reported]
