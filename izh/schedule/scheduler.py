@@ -118,12 +118,12 @@ class Scheduler:
 
     def _plan_running(self, plan: Plan, budget: int) -> int:
         """Continue every running sequence: each is sure of one token, the oldest get the rest. Returns what is left."""
-        for sequence in tuple(self._running):
+        for index, sequence in enumerate(tuple(self._running)):
             if sequence in plan.preempted:
                 continue
             if not self._grow(sequence, plan):
                 continue
-            after = sum(1 for other in self._running if other.rank > sequence.rank)
+            after = len(self._running) - index - 1  # who was preempted meanwhile stood behind
             budget -= self._take(sequence, budget - after, plan)
         return budget
 
