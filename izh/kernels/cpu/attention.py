@@ -14,12 +14,11 @@ are warm: only 32 x 1024 exceeds the cache. For chunks of 2048 nothing is gained
 chunk of 512               2261 / 3967,   2232 / 3908;   2844 / 4035
 chunk of 2048              32679 / 34610, 32645 / 34580; 39732 / 36178
 
-One row a sequence with pages that lie in no cache, scattered: GB/s of keys and values, median (best) of 40, where a
-plain read of 512 MB by both cores gives 46. The arithmetic alone is as fast as that; fetching ahead overlaps the two,
-and without it they add up to the last column:
-1 sequence x 4096 keys     23 (33)   17 (24)
-8 sequences x 4096 keys    24 (31)   17 (18)
-32 sequences x 1024 keys   25 (31)   17 (19)
+One row a sequence with pages that lie in no cache, scattered: GB/s of keys and values, medians of 40 in three runs (the
+best single one), where a plain read of 512 MB by both cores gives 45 to 48; then without fetching ahead, in two runs:
+1 sequence x 4096 keys     20 to 24 (33)   17 (24)
+8 sequences x 4096 keys    21 to 25 (31)   14 to 18 (18)
+32 sequences x 1024 keys   24 to 25 (31)   17 to 18 (19)
 """
 
 import math
