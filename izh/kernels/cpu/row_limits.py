@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -84,31 +84,34 @@ def measure(width: int) -> RowLimits:
             layer(x)
 
     def limit(other: Callable[[Tensor], None]) -> int:
-        return last_lead(lambda rows: _leads(ours, other, torch.randn(rows, width)))
+        return best_limit([_times(ours, other, torch.randn(rows, width)) for rows in _ROWS])
 
     return RowLimits(plain=limit(plain), packed=limit(reordered))
 
 
-def last_lead(leads: Callable[[int], bool]) -> int:
-    """The most rows up to which our kernel always leads, by what `leads` says of each number of `_ROWS`."""
-    last = 0
-    for rows in _ROWS:
-        if not leads(rows):
-            return last
-        last = rows
-    return ANY_ROWS
+def best_limit(times: Sequence[tuple[float, float]]) -> int:
+    """The limit that loses least, of the times that our kernel and the other take for each number of `_ROWS`: by how
+    much it is slower than the faster of the two, summed up, so that one disturbed reading decides nothing."""
+
+    def loss(below: int) -> float:
+        """Of our kernel for the first `below` numbers of rows and the other for the rest."""
+        chosen = (mine if index < below else its for index, (mine, its) in enumerate(times))
+        return sum(time / min(both) for time, both in zip(chosen, times, strict=True))
+
+    best = min(range(len(times), -1, -1), key=loss)
+    return (0, *_ROWS[:-1], ANY_ROWS)[best]
 
 
 @torch.inference_mode()
-def _leads(ours: Callable[[Tensor], None], other: Callable[[Tensor], None], x: Tensor) -> bool:
-    """Whether our kernel takes no longer than the other. They run in turn; the shortest time of each counts."""
-    times: dict[Callable[[Tensor], None], list[float]] = {ours: [], other: []}
+def _times(ours: Callable[[Tensor], None], other: Callable[[Tensor], None], x: Tensor) -> tuple[float, float]:
+    """Seconds that each takes, the shortest of several runs in turn."""
+    taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(_REPEATS):
-        for run, taken in times.items():
+        for run, times in zip((ours, other), taken, strict=True):
             start = time.perf_counter()
             run(x)
-            taken.append(time.perf_counter() - start)
-    return min(times[ours]) <= min(times[other])
+            times.append(time.perf_counter() - start)
+    return min(taken[0]), min(taken[1])
 
 
 def _read(file: Path) -> dict[str, RowLimits]:

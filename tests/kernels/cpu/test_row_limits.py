@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from izh.kernels.cpu import row_limits as module
-from izh.kernels.cpu.row_limits import ANY_ROWS, RowLimits, last_lead, measure, row_limits
+from izh.kernels.cpu.row_limits import ANY_ROWS, RowLimits, best_limit, measure, row_limits
 from izh.kernels.cpu.table import DETERMINISTIC, NUMBA, with_rows
 from izh.kernels.reference import REFERENCE
 from izh.kernels.select import select, tuned
@@ -21,9 +21,16 @@ def measured(monkeypatch):
     return widths
 
 
-@pytest.mark.parametrize(("first_loss", "limit"), [(1, 0), (4, 1), (128, 64), (512, 256), (None, ANY_ROWS)])
-def test_the_limit_is_the_last_lead_before_the_first_loss(first_loss, limit):
-    assert last_lead(lambda rows: first_loss is None or rows < first_loss or rows > first_loss) == limit
+@pytest.mark.parametrize(("last_lead", "limit"), [(0, 0), (1, 1), (64, 64), (256, 256), (512, ANY_ROWS)])
+def test_the_limit_is_where_the_other_overtakes(last_lead, limit):
+    assert best_limit([(1.0, 1.5) if rows <= last_lead else (1.5, 1.0) for rows in module._ROWS]) == limit
+
+
+@pytest.mark.parametrize("disturbed", [0, 2, 7])
+def test_one_disturbed_reading_decides_nothing(disturbed):
+    times = [(1.0, 1.5) if rows <= 64 else (1.5, 1.0) for rows in module._ROWS]
+    times[disturbed] = times[disturbed][::-1]
+    assert best_limit(times) == 64
 
 
 def test_what_is_measured_is_one_of_the_limits_there_are(monkeypatch):
