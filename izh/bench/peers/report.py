@@ -174,7 +174,8 @@ class Run:
     def _document(self, section: Section, turns: Turns, entries: Sequence[Entry]) -> dict[str, Any]:
         """All that a reader needs to judge the section."""
         peers = {entry.peer: self._versions[entry.peer] for entry in entries if entry.peer is not None}
-        return document(self._engine, self._source.name, self._options, turns.figures) | {
+        options = replace(self._options, environments=None, json=None)  # where files lie here is no part of the result
+        return document(self._engine, self._source.name, options, turns.figures) | {
             "title": section.title,
             "reference": section.reference,
             "threads": self._num_threads,

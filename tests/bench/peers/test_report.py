@@ -171,7 +171,9 @@ def test_a_missing_peer_is_named_and_other_sections_stay(
     assert "- llama.cpp F32: missing: izh bench peers --set-up llamacpp (compiles for up to half an hour)" in text
     only_peft = options(tmp_path, only=("adapters",), peers=("peft",), context=(8,), prompt_tokens=8, output_tokens=4)
     report.report(engine, only_peft)
-    written = json.loads((tmp_path / "results" / "peers.json").read_text())
+    kept = (tmp_path / "results" / "peers.json").read_text()
+    assert str(tmp_path / "none") not in kept, "a machine's own paths"
+    written = json.loads(kept)
     assert list(written) == ["float32", "adapters"]
     assert written["adapters"]["left_out"] == [
         asdict(LeftOut(engine="PEFT", why="missing: izh bench peers --set-up peft")),
