@@ -72,7 +72,8 @@ class AdapterLinear(Module):
         self._offsets = (*(part.start for part in parts), parts[-1].stop)
         self._ops = ops
         self._rows = rows
-        self._few_rows = base.ops.few_rows if isinstance(base, Linear) else 0  # beyond, the base has a way of its own
+        # Beyond so many rows a base of ours has a way of its own.
+        self._few_rows = (base.ops if isinstance(base, Linear) else ops).few_rows
         self._at_once = self._base_and_lora()
 
     def forward(self, x: Tensor) -> Tensor:
