@@ -16,8 +16,8 @@ _CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what this process frees, for its next use. Call it when what stays is allocated: memory that was
-    used before has to be cleared where zeros are asked for, while new pages are zero and take no room until written.
+    """Let malloc keep what this process frees, for its next use. Call it when the weights are loaded, so that what
+    loading frees still goes back to the system.
 
     Does nothing with other C libraries than glibc, or where the environment sets malloc's limits by itself.
     """
