@@ -5,20 +5,18 @@ Must not know: models, how the CPU's kernel lays weights out; it gives these num
 Invariant: a row's result depends on that row and the weights alone, and is the same on every machine: sums within a
 group are of integers, none can overflow, and groups are added in order.
 
-    weight    w[n, k] = s[n, g] q[n, k] + m[n, g]     g = k / group
-    int8      group 64, q in -127 .. 127, s = max over k in g of |w[n, k]| / 127 in float32, no m
-    int4      group 32, q in 0 .. 15, m = min over k in g of w[n, k], s = (max - m) / 15, both in float16
-    row       x[k]    = t p[k]              t = max over k of |x[k]| / 32767
-    result    y[n]    = t (sum over g of (s[n, g] (sum over k in g of p[k] q[n, k])
-                                          + m[n, g] (sum over k in g of p[k]))) + bias[n]
+    weight    w[n, k] = s[n, g] q[n, k] + m[n, g]     g = k / 32; s and m in float16
+    int8      q in -127 .. 127, s = max over k in g of |w[n, k]| / 127, no m
+    int4      q in 0 .. 15, m = min over k in g of w[n, k], s = (max - m) / 15
+    row       x[k] = t[g] p[k]                        t[g] = max over k in g of |x[k]| / 127, in float32
+    result    y[n] = sum over g of t[g] (s[n, g] (sum over k in g of p[k] q[n, k])
+                                         + m[n, g] (sum over k in g of p[k])) + bias[n]
 
-Activations have 16 bits: products of 16 bits by 16 are what AVX2 multiplies fastest without saturating, and one scale
-for a whole row of a model's activations, with their few large ones, is too coarse for 8. What the perplexity of
-SmolLM2-135M-Instruct on the text of `izh bench perplexity` grows by in 8 bits:
-weights, a scale for each     row    row    row     row                           group
-activations                   float  16 bit 8 bit   8 bit, a scale for each 64    16 bit
-                              1.1 %  1.1 %  6.8 %   1.7 %                         -0.1 %
-The form of 4 bits is that of GGUF's Q4_1: a weight that comes from there is held as it is, to the bit.
+These are the forms of GGUF's Q8_0 and Q4_1: a weight that comes from there is held as it is, to the bit. Activations
+have 8 bits too, as bytes are what processors multiply fastest, and a scale for each 32, as a model's few large ones
+make one for a row too coarse. What the perplexity of SmolLM2-135M-Instruct on the text of `izh bench perplexity`
+grows by, with weights in 8 bits, when a scale of activations is for
+    a whole row  6 %        64 neighbours  0.6 %        32 neighbours  0.2 %        (16 bits: -0.1 %)
 """
 
 from collections.abc import Callable
@@ -31,11 +29,13 @@ from torch import Tensor
 
 from izh.kernels.ops import Activation, QuantizedLinear
 
-TOP = 2**15 - 1
-"""The largest magnitude of an activation's whole number: a group's products with it add up to less than 2^31."""
+GROUP = 32
+"""Neighbours in a row, of a weight or of activations, that share a scale."""
+TOP = 127
+"""The largest magnitude of a whole number of 8 bits."""
 LEAST = 1e-30
 """What the largest of some magnitudes is taken to be at least, so that zeros need no case of their own."""
-_TOP_8, _TOP_4 = 127, 15
+_TOP_4 = 15
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -47,47 +47,49 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """How weights are held. `group` neighbours in a row share a scale."""
+    """How weights are held."""
 
     bits: Literal[8, 4]
-    group: int
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """weight [N, K] -> q [N, K] int8; and [N, G, 1] float32: s, or [N, G, 2] float16: s and m.
+        """weight [N, K] -> q [N, K] int8; and float16, of each group: s [N, G, 1], or s and m [N, G, 2].
 
         Raises: ValueError where float16 holds no s or m.
         """
         weight = weight.detach().float()
         width = weight.shape[1]
-        filled = torch.cat([weight, weight[:, -1:].expand(-1, -width % self.group)], 1)  # the last group's range stays
-        groups = filled.unflatten(1, (-1, self.group))
+        filled = torch.cat([weight, weight[:, -1:].expand(-1, -width % GROUP)], 1)  # the last group's range stays
+        groups = filled.unflatten(1, (-1, GROUP))
         if self.bits == 8:
-            scales = groups.abs().amax(2, keepdim=True).clamp_min(LEAST) * (1 / _TOP_8)
-            codes = groups / scales
+            scales = (groups.abs().amax(2, keepdim=True) * (1 / TOP)).half()
         else:
             least, largest = groups.amin(2), groups.amax(2)
             scales = torch.stack([(largest - least) * (1 / _TOP_4), least], 2).half()
-            if not scales.isfinite().all():
-                raise ValueError(f"weight: {weight.abs().max():g} is beyond what 4 bits hold, 65504; take 8")
-            s, m = scales.float().split(1, 2)
-            codes = ((groups - m) / s.masked_fill(s == 0, 1)).clamp(0, _TOP_4)
-        return codes.round_().to(torch.int8).flatten(1)[:, :width].contiguous(), scales
+        if not scales.isfinite().all():
+            holds, other = ("int8 holds, 8.319e+06", "float32") if self.bits == 8 else ("int4 holds, 65504", "int8")
+            raise ValueError(f"weight: {weight.abs().max():g} is beyond what {holds}; take {other}")
+        s, *m = scales.float().split(1, 2)
+        codes = ((groups - m[0] if m else groups) / s.masked_fill(s == 0, 1)).round_()
+        codes = codes.clamp_(0, _TOP_4) if m else codes.clamp_(-TOP, TOP)
+        return codes.to(torch.int8).flatten(1)[:, :width].contiguous(), scales
 
     def dequantize(self, codes: Tensor, scales: Tensor) -> Tensor:
         """q [n, K], s or s and m [n, G, 1 or 2] -> w [n, K] float32."""
-        of_each = scales.float().repeat_interleave(self.group, 1)[:, : codes.shape[1]]
+        of_each = scales.float().repeat_interleave(GROUP, 1)[:, : codes.shape[1]]
         weight = codes * of_each[..., 0]
         return weight if self.bits == 8 else weight + of_each[..., 1]
 
 
-FORMS = {"int8": Form(bits=8, group=64), "int4": Form(bits=4, group=32)}
+FORMS = {"int8": Form(bits=8), "int4": Form(bits=4)}
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] float32 -> p [T, K] float32, whole numbers, and t [T]; t of a row that is not finite is not a number."""
-    largest = x.abs().amax(1).clamp_min(LEAST)
+    """x [T, K] float32 -> p [T, G, 32] float32, whole numbers, filled up with zeros, and t [T, G]; t of a group that is
+    not finite is not a number."""
+    groups = F.pad(x, (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    largest = groups.abs().amax(2).clamp_min(LEAST)
     factor = torch.full_like(largest, TOP) / largest  # a number over a tensor would be its reciprocal times the number
-    codes = (x * factor[:, None]).round_()
+    codes = (groups * factor[..., None]).round_()
     return codes.nan_to_num(0.0), torch.where(largest.isfinite(), largest * (1 / TOP), torch.nan)
 
 
@@ -105,13 +107,13 @@ class _QuantizedLinear:
 
     def __call__(self, x: Tensor, activation: Activation = "none") -> Tensor:
         codes, row_scales = quantize_activations(x.float())
-        total = x.new_zeros((len(x), len(self._codes)), dtype=torch.float32)
-        group = self._form.group
-        for g, (p, q) in enumerate(zip(codes.split(group, 1), self._codes.split(group, 1), strict=True)):
-            scales = self._scales[:, g].float()
-            part = (p.double() @ q.T.double()).float() * scales[:, 0]  # the sums are exact
-            total += part if self._form.bits == 8 else part + p.sum(1, keepdim=True) * scales[:, 1]
-        y = total * row_scales[:, None]
+        y = x.new_zeros((len(x), len(self._codes)), dtype=torch.float32)
+        for g, q in enumerate(self._codes.split(GROUP, 1)):
+            scales, p = self._scales[:, g].float(), codes[:, g]
+            part = (p[:, : q.shape[1]] @ q.float().T) * scales[:, 0]  # the sums are exact
+            if self._form.bits == 4:
+                part += p.sum(1, keepdim=True) * scales[:, 1]
+            y += part * row_scales[:, g, None]
         return ACTIVATIONS[activation](y if self._bias is None else y + self._bias)
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """A decoder in few bits: what it computes, what it keeps, and that it is read from any checkpoint."""
 
+import few_bits
 import harness
 import pytest
 import tiny
@@ -16,6 +17,7 @@ from izh.model.quantize import LowBitEmbedding, LowBitLinear, dequantized
 from izh.model.source import resolve
 
 PROMPT = tiny.prompt(40)
+BOUND = 2e-2  # absolute, of logits: see few_bits.py
 
 
 def load(path, quantization="int8", kernels="numba"):
@@ -44,14 +46,17 @@ def test_the_model_of_the_rounded_weights_in_any_company(config, quantization, t
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
                 parameter.copy_(rounded(parameter, "int8" if "embed" in name or "head" in name else quantization))
+        unrounded = model(input_ids=torch.tensor([PROMPT])).logits[0]
+        few_bits.round_activations(model)
         expected = model(input_ids=torch.tensor([PROMPT])).logits[0]
     logits = harness.PagedDecoder(decoder).prompt_logits(PROMPT)
-    assert (logits - expected).abs().max() < 2e-3
-    assert (logits - harness.PagedDecoder(plain).prompt_logits(PROMPT)).abs().max() > 2e-3
+    assert (logits - expected).abs().max() < BOUND
+    assert (unrounded - expected).abs().max() > 2 * BOUND, "the bound tells apart what it should"
+    assert (logits - harness.PagedDecoder(plain).prompt_logits(PROMPT)).abs().max() > 2 * BOUND
     for chunk in (1, 7):
         assert torch.equal(harness.PagedDecoder(decoder).prompt_logits(PROMPT, chunk), logits)
     defined = harness.PagedDecoder(load(tmp_path, quantization, "reference")[0]).prompt_logits(PROMPT)
-    assert (defined - logits).abs().max() < 2e-3
+    assert (defined - logits).abs().max() < BOUND
 
 
 @torch.inference_mode()

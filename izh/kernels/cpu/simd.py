@@ -33,9 +33,9 @@ def widens_half(features: str) -> bool:
 
 
 _SET = numba.config.CPU_FEATURES  # NUMBA_CPU_FEATURES, which may leave features of this machine out
-_FEATURES = get_host_cpu_features() if _SET is None else _SET
-LANES = lanes_of(_FEATURES)
-HAS_HALF = widens_half(_FEATURES)
+FEATURES = get_host_cpu_features() if _SET is None else _SET
+LANES = lanes_of(FEATURES)
+HAS_HALF = widens_half(FEATURES)
 LINE_BYTES = 64  # of a cache line
 LINE = LINE_BYTES // 4  # floats of one
 _FLOAT = ir.FloatType()

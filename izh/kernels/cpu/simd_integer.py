@@ -1,63 +1,68 @@
 """Register tiles of integer products, written as LLVM vector code like those of `simd.py`.
 
-Owns: `integer_tile`, and how the weights of a form lie for it, as bytes: LANES columns side by side, a word at a time.
+Owns: `integer_tile`, how the weights of a form lie for it (`WORD_CODES`, `ORDER`, `OFFSET`), and what it takes
+activations as (`CODE`).
 Must not know: how numbers become whole, threads.
 Invariant: sums of whole numbers are exact, as long as none exceeds 32 bits, which is the caller's business; those of
 floats run over the groups in order. So one result does not depend on the tile, nor on the machine.
 
-              a word of a column                                                of a group
-    8 bits    2 codes: [blocks, words, LANES, 2] int8                           s: [blocks, groups, LANES] float32
-    4 bits    32 codes: [blocks, words, 4, LANES] 32 bits, of which code 2i     s and m: [blocks, groups, 2, LANES]
-              lies from bit 4i on, and code 2i + 1 from bit 16 + 4i on: a       float16, where the processor widens it,
-              mask makes a pair of them                                         else float32
+A word is 32 bits of each of LANES columns, side by side, and holds 4 codes of 8 bits, each plus 128, or 8 codes of 4
+bits, the first four in the lower halves of the bytes: [blocks, words, LANES]. The scales of each GROUP of codes, s and
+with 4 bits m, are float16 where the processor widens it, else float32: [blocks, groups, 1 or 2, LANES].
 
-A pair of 16-bit numbers times a pair, added up in 32 bits, is one instruction on x86 (vpmaddwd), and with the addition
-to the running sum still one where there is VNNI (vpdpwssd): the code generator finds both in what is written here, and
-on other machines their own. Nothing saturates on the way. A tile also fetches the weights of the next one's columns:
-without, few rows wait for memory and take a quarter longer.
+Four bytes without a sign times four with one, added up in 32 bits, is one instruction where there is VNNI (vpdpbusd).
+Without, bytes are taken apart into pairs of 16 bits, of which vpmaddwd multiplies and adds two: half the rate, and
+activations have 16 bits then, though their numbers are the same. Nothing saturates either way. A tile also fetches the
+weights of the next one's columns: without, few rows wait for memory and take a quarter longer.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-import llvmlite.binding as llvm
 import llvmlite.ir as ir
-import numba
+import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from izh.kernels.cpu.simd import HAS_HALF, VectorCode
+from izh.kernels.cpu.simd import FEATURES, HAS_HALF, VectorCode, lanes_of
+from izh.kernels.quantized import GROUP
 
 LANES = 16
 """Columns of a block: 32-bit sums of one vector with AVX-512, of two with AVX2."""
-ROWS = 6
+ROWS = 4
 """Rows of a tile, at most: with VECTORS blocks their sums, the weights and one more fill the registers."""
-
-
-def _has_wide_registers() -> bool:
-    """Whether kernels are compiled for AVX-512, which numba may have been told not to."""
-    chosen = numba.config.CPU_FEATURES
-    if chosen is not None:
-        return "+avx512bw" in chosen
-    return numba.config.CPU_NAME in (None, "host") and bool(llvm.get_host_cpu_features().get("avx512bw"))
-
-
-VECTORS = 2 if _has_wide_registers() else 1
+VECTORS = lanes_of(FEATURES) // 8
 """Blocks of a tile."""
-WORD_CODES = {8: 2, 4: 32}
+
+
+def dot_lanes(features: str) -> int:
+    """Sums of the widest register whose bytes are multiplied at once, from a list of the processor's features; 0 where
+    none are."""
+    names = set(features.split(","))
+    return 16 if {"+avx512f", "+avx512vnni"} <= names else 8 if "+avxvnni" in names else 0
+
+
+_DOT_LANES = dot_lanes(FEATURES)
+CODE = np.int8 if _DOT_LANES else np.int16
+"""What a row's whole numbers are held as."""
+ORDER = (0, 1, 2, 3) if _DOT_LANES else (0, 2, 1, 3)
+"""Which of four codes a word's bytes hold: without VNNI, the even bytes are a pair of neighbours."""
+WORD_CODES = {8: 4, 4: 8}
 """Codes of a word, by their bits."""
-GROUP_BYTES = {8: 4 * LANES, 4: (4 if HAS_HALF else 8) * LANES}
-"""What lies beside the codes of a block's group."""
+OFFSET = {8: 128, 4: 0}
+"""What is added to a code, to be without a sign."""
 
-_INT16, _INT32 = ir.IntType(16), ir.IntType(32)
+_INT8, _INT16, _INT32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _SUMS, _FLOATS = ir.VectorType(_INT32, LANES), ir.VectorType(ir.FloatType(), LANES)
-_PAIRS, _BYTES = ir.VectorType(_INT16, 2 * LANES), ir.VectorType(ir.IntType(8), 2 * LANES)
+_PAIRS = ir.VectorType(_INT16, 2 * LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES) if HAS_HALF else _FLOATS
+_SCALE_BYTES = (2 if HAS_HALF else 4) * LANES
+_WORD_BYTES = 4 * LANES
 
 
-def _shuffle(builder: ir.IRBuilder, vector: ir.Value, lanes: list[int]) -> ir.Value:
-    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
+def _shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
 
 
 def _constant(number: int) -> ir.Value:
@@ -67,15 +72,37 @@ def _constant(number: int) -> ir.Value:
 def _spread(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
     """It in every lane."""
     first = builder.insert_element(ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined), number, _INT32(0))
-    return _shuffle(builder, first, [0] * LANES)
+    return _shuffle(builder, first, first, [0] * LANES)
 
 
 def _multiply_pairs(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
     """a[2i] b[2i] + a[2i+1] b[2i+1] in 32 bits."""
     wide = ir.VectorType(_INT32, 2 * LANES)
     products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
-    even, odd = (_shuffle(builder, products, list(range(start, 2 * LANES, 2))) for start in (0, 1))
+    even, odd = (_shuffle(builder, products, products, list(range(start, 2 * LANES, 2))) for start in (0, 1))
     return builder.add(even, odd)
+
+
+def _add_dots(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, row: list[ir.Value]) -> ir.Value:
+    """sums + the products of four bytes of each lane of `weights`, without signs, with a row's next four numbers."""
+    if not _DOT_LANES:
+        apart = weights, builder.lshr(weights, _constant(8))
+        for half, pair in zip(apart, row, strict=True):
+            products = _multiply_pairs(
+                builder, builder.bitcast(builder.and_(half, _constant(0x00FF00FF)), _PAIRS), pair
+            )
+            sums = builder.add(sums, products)
+        return sums
+    kind = ir.VectorType(_INT32, _DOT_LANES)
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * _DOT_LANES}"
+    dot = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    if _DOT_LANES == LANES:
+        return builder.call(dot, [sums, weights, *row])
+    low, high = (
+        builder.call(dot, [_shuffle(builder, each, each, list(range(at, at + 8))) for each in (sums, weights, *row)])
+        for at in (0, 8)
+    )
+    return _shuffle(builder, low, high, list(range(LANES)))
 
 
 @intrinsic(prefer_literal=True)
@@ -86,26 +113,34 @@ def integer_tile(
     num_rows: Any,
     rows: Any,
     rows_at: Any,
-    group_sums: Any,
-    group_sums_at: Any,
+    row_scales: Any,
+    row_sums: Any,
+    groups_at: Any,
     weights: Any,
     weights_at: Any,
     scales: Any,
     scales_at: Any,
-    width: Any,
-    group: Any,
+    groups: Any,
+    bias: Any,
+    bias_at: Any,
     out: Any,
+    out_at: Any,
+    out_row: Any,
+    num_columns: Any,
 ) -> Any:
-    """out[i, c * LANES + j] = sum over groups g, ascending, of s[c, g, j] * sum over k in g of rows[i, k] * q[c, k, j],
-    and with 4 bits + m[c, g, j] * group_sums[i, g], for c < num_blocks, a literal as `bits`, and i < num_rows <= ROWS.
-    The inner sums are whole numbers of 32 bits; all else float32, each product and each addition rounded by itself, the
-    two products added first.
+    """out[i, n] = bias[n] + sum over groups g, ascending, of t[i, g] * (s[n, g] * S), or with 4 bits of
+    t[i, g] * (s[n, g] * S + m[n, g] * P), for i < num_rows <= ROWS and n < num_columns <= num_blocks * LANES; `bits`
+    and `num_blocks` are literals. S is the sum over k in g of rows[i, k] * q[n, k], P that of rows[i, k], whole numbers
+    of 32 bits; all else is float32, each product and each addition rounded by itself, the bias added last.
 
-    `rows` [num_rows, width] int16, `group_sums` [num_rows, groups] float32; `weights` and `scales` bytes, as their
-    offsets. `width` and `group` are whole words. The last group may be short.
+    `rows` [num_rows, groups * GROUP] CODE; `row_scales` t and `row_sums` [num_rows, groups], float32 and int32: P with
+    4 bits, -128 P with 8. `weights` and `scales` are bytes, as are their offsets. `bias` has a number for each column
+    of the blocks.
     """
     at = types.intp
-    signature = types.void(bits, num_blocks, at, rows, at, group_sums, at, weights, at, scales, at, at, at, out)
+    signature = types.void(
+        bits, num_blocks, at, rows, at, row_scales, row_sums, at, weights, at, scales, at, at, bias, at, out, at, at, at
+    )
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         count = args[2]
@@ -120,90 +155,109 @@ def integer_tile(
         return context.get_dummy_value()
 
     def tile(context: Any, builder: ir.IRBuilder, args: Any, count: int) -> None:
-        _, _, _, x, x_at, p, p_at, w, w_at, s, s_at, width, group, o = args
+        _, _, _, x, x_at, t, p, groups_at, w, w_at, s, s_at, groups, b, b_at, o, o_at, o_row, num_columns = args
         blocks, codes = num_blocks.literal_value, WORD_CODES[bits.literal_value]
-        group_bytes, code = GROUP_BYTES[bits.literal_value], VectorCode(context, builder)
-        zero, one = width.type(0), width.type(1)
-        words, step = (builder.sdiv(size, size.type(codes)) for size in (width, group))
-        groups = builder.sdiv(builder.sub(builder.add(words, step), one), step)
-        word_bytes = codes * bits.literal_value // 8 * LANES
+        code, zero, one = VectorCode(context, builder), groups.type(0), groups.type(1)
+        masked_store = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(
+                ir.VoidType(), [_FLOATS, _FLOATS.as_pointer(), _INT32, ir.VectorType(ir.IntType(1), LANES)]
+            ),
+            f"llvm.masked.store.v{LANES}f32.p0",
+        )
+        words, num_scales = GROUP // codes, 1 if bits.literal_value == 8 else 2
+        group_bytes, group_scale_bytes = words * _WORD_BYTES, num_scales * _SCALE_BYTES
 
         def row(array_type: Any, array: ir.Value, start: ir.Value, stride: ir.Value, index: int) -> ir.Value:
             data = context.make_array(array_type)(context, builder, array).data
             return builder.gep(data, [builder.add(start, builder.mul(stride, stride.type(index)))])
 
-        def vector_at(pointer: ir.Value, offset: ir.Value, kind: ir.Type) -> ir.Value:
-            return builder.bitcast(builder.gep(pointer, [offset]), kind.as_pointer())
-
         def times(value: ir.Value, number: int) -> ir.Value:
             return builder.mul(value, value.type(number))
 
-        x_rows = [
-            builder.bitcast(row(rows, x, x_at, width, i), _INT32.as_pointer())  # a pair at a time
-            for i in range(count)
-        ]
-        p_rows = [row(group_sums, p, p_at, groups, i) for i in range(count)]
-        w_rows = [row(weights, w, w_at, times(words, word_bytes), c) for c in range(blocks)]
-        s_rows = [row(scales, s, s_at, times(groups, group_bytes), c) for c in range(blocks)]
-        sums, totals = (
-            [cgutils.alloca_once(builder, kind) for _ in range(count * blocks)] for kind in (_SUMS, _FLOATS)
-        )
+        def load(pointer: ir.Value, offset: ir.Value, more: int, kind: ir.Type, align: int) -> ir.Value:
+            place = builder.gep(pointer, [builder.add(offset, offset.type(more))])
+            return builder.load(builder.bitcast(place, kind.as_pointer()), align=align)
+
+        width = times(groups, GROUP)
+        x_rows = [row(rows, x, x_at, width, i) for i in range(count)]
+        t_rows = [row(row_scales, t, groups_at, groups, i) for i in range(count)]
+        p_rows = [row(row_sums, p, groups_at, groups, i) for i in range(count)]
+        w_rows = [row(weights, w, w_at, times(groups, group_bytes), c) for c in range(blocks)]
+        s_rows = [row(scales, s, s_at, times(groups, group_scale_bytes), c) for c in range(blocks)]
+        totals = [cgutils.alloca_once(builder, _FLOATS) for _ in range(count * blocks)]
         for place in totals:
             builder.store(ir.Constant(_FLOATS, [0.0] * LANES), place)
 
-        def pairs_of(word: ir.Value, w_row: ir.Value) -> Iterator[ir.Value]:
-            """A word of each column, as pairs of 16-bit numbers; fetches that of the next tile's column."""
-            place = times(word, word_bytes)
-            ahead = builder.add(place, times(words, word_bytes * blocks))
+        def bytes_of(group: ir.Value, word: ir.Value, w_row: ir.Value) -> Iterator[ir.Value]:
+            """A word of each column, in fours of bytes; fetches that of the next tile's column."""
+            place = builder.add(times(group, group_bytes), times(word, _WORD_BYTES))
+            code.fetch(w_row, builder.add(place, ahead))
+            packed = load(w_row, place, 0, _SUMS, 4)
             if bits.literal_value == 8:
-                code.fetch(w_row, ahead)
-                yield builder.sext(builder.load(vector_at(w_row, place, _BYTES), align=1), _PAIRS)
+                yield packed
                 return
-            for start in range(0, word_bytes, 4 * LANES):
-                code.fetch(w_row, builder.add(ahead, place.type(start)))
-                packed = builder.load(vector_at(w_row, builder.add(place, place.type(start)), _SUMS), align=4)
-                for shift in range(0, 16, 4):
-                    shifted = builder.lshr(packed, _constant(shift))
-                    yield builder.bitcast(builder.and_(shifted, _constant(0x000F000F)), _PAIRS)
+            for shift in (0, 4):
+                yield builder.and_(builder.lshr(packed, _constant(shift)), _constant(0x0F0F0F0F))
 
-        def add_word(word: ir.Value) -> None:
-            for number, columns in enumerate(zip(*(pairs_of(word, w_row) for w_row in w_rows), strict=True)):
-                pair = builder.add(times(word, codes // 2), word.type(number))
-                for i, x_row in enumerate(x_rows):
-                    both = builder.load(builder.gep(x_row, [pair]), align=2)
-                    spread = builder.bitcast(_spread(builder, both), _PAIRS)
-                    for c, vector in enumerate(columns):
-                        place = sums[i * blocks + c]
-                        product = _multiply_pairs(builder, spread, vector)
-                        builder.store(builder.add(builder.load(place), product), place)
+        def four_of(group: ir.Value, word: ir.Value, number: int, x_row: ir.Value) -> list[ir.Value]:
+            """Four numbers of a row in every lane, as a word has them: of 8 bits, or two pairs of 16."""
+            place = builder.add(times(group, GROUP), times(word, codes))
+            if _DOT_LANES:
+                return [_spread(builder, load(x_row, place, 4 * number, _INT32, 1))]
+            return [
+                builder.bitcast(_spread(builder, load(x_row, place, 4 * number + at, _INT32, 2)), _PAIRS)
+                for at in (0, 2)
+            ]
 
-        def scales_of(number: ir.Value, s_row: ir.Value) -> list[ir.Value]:
-            """s of a group, and m with 4 bits."""
-            place = times(number, group_bytes)
-            if bits.literal_value == 8:
-                return [builder.load(vector_at(s_row, place, _FLOATS), align=4)]
-            starts = (builder.add(place, place.type(start)) for start in (0, group_bytes // 2))
-            found = [builder.load(vector_at(s_row, at, _HALVES), align=2) for at in starts]
-            return [builder.fpext(each, _FLOATS) for each in found] if HAS_HALF else found
+        def widened(s_row: ir.Value, group: ir.Value, number: int) -> ir.Value:
+            found = load(s_row, times(group, group_scale_bytes), number * _SCALE_BYTES, _HALVES, 2)
+            return builder.fpext(found, _FLOATS) if HAS_HALF else found
 
-        with cgutils.for_range_slice(builder, zero, words, step, inc=True) as (start, number):
-            for place in sums:
-                builder.store(ir.Constant(_SUMS, [0] * LANES), place)
-            end = builder.add(start, step)
-            stop = builder.select(builder.icmp_signed("<", end, words), end, words)
-            with cgutils.for_range_slice(builder, start, stop, one, inc=True) as (word, _):
-                add_word(word)
+        ahead = times(groups, group_bytes * blocks)
+        with cgutils.for_range_slice(builder, zero, groups, one, inc=True) as (group, _):
+            row_sum = [_spread(builder, builder.load(builder.gep(p_row, [group]))) for p_row in p_rows]
+            sums = [cgutils.alloca_once(builder, _SUMS) for _ in range(count * blocks)]
+            for index, place in enumerate(sums):
+                builder.store(row_sum[index // blocks] if bits.literal_value == 8 else _constant(0), place)
+            with cgutils.for_range(builder, zero.type(words)) as loop:
+                of_blocks = (bytes_of(group, loop.index, w_row) for w_row in w_rows)
+                for number, columns in enumerate(zip(*of_blocks, strict=True)):
+                    for i, x_row in enumerate(x_rows):
+                        four = four_of(group, loop.index, number, x_row)
+                        for c, vector in enumerate(columns):
+                            place = sums[i * blocks + c]
+                            builder.store(_add_dots(builder, builder.load(place), vector, four), place)
+            row_scale = [_spread(builder, builder.load(builder.gep(t_row, [group]))) for t_row in t_rows]
             for c, s_row in enumerate(s_rows):
-                scale, *least = scales_of(number, s_row)
+                scale, *least = (widened(s_row, group, number) for number in range(num_scales))
                 for i in range(count):
-                    place = totals[i * blocks + c]
                     part = builder.fmul(builder.sitofp(builder.load(sums[i * blocks + c]), _FLOATS), scale)
                     for m in least:
-                        group_sum = _spread(builder, builder.load(builder.gep(p_rows[i], [number])))
-                        part = builder.fadd(part, builder.fmul(group_sum, m))
-                    builder.store(builder.fadd(builder.load(place), part), place)
-        o_row = row(out, o, zero, zero, 0)
-        for index, place in enumerate(totals):
-            builder.store(builder.load(place), vector_at(o_row, zero.type(index * LANES), _FLOATS), align=4)
+                        part = builder.fadd(part, builder.fmul(builder.sitofp(row_sum[i], _FLOATS), m))
+                    place = totals[i * blocks + c]
+                    builder.store(builder.fadd(builder.load(place), builder.fmul(part, row_scale[i])), place)
+        b_row = row(bias, b, b_at, zero, 0)
+        results = [
+            builder.fadd(builder.load(place), load(b_row, zero, index % blocks * LANES, _FLOATS, 4))
+            for index, place in enumerate(totals)
+        ]
+        places = [
+            builder.bitcast(
+                builder.gep(row(out, o, o_at, o_row, index // blocks), [zero.type(index % blocks * LANES)]),
+                _FLOATS.as_pointer(),
+            )
+            for index in range(count * blocks)
+        ]
+        whole = builder.icmp_signed("==", num_columns, num_columns.type(blocks * LANES))
+        with builder.if_else(whole) as (then, otherwise):
+            with then:
+                for result, place in zip(results, places, strict=True):
+                    builder.store(result, place, align=4)
+            with otherwise:
+                last = _spread(builder, builder.trunc(num_columns, _INT32))
+                for index, (result, place) in enumerate(zip(results, places, strict=True)):
+                    numbers = ir.Constant(_SUMS, [index % blocks * LANES + lane for lane in range(LANES)])
+                    builder.call(masked_store, [result, place, _INT32(4), builder.icmp_signed("<", numbers, last)])
 
     return signature, codegen

@@ -1,23 +1,27 @@
 """The kernel is the definition to the last bit, whatever the shape, the company, the threads and the registers."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numba
-import numpy as np
 import pytest
 import torch
+from numba.core.codegen import get_host_cpu_features
 
 from izh.kernels import quantized
 from izh.kernels.cpu import linear_quantized
-from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.simd import HAS_HALF
-from izh.kernels.cpu.simd_integer import LANES, ROWS, integer_tile
+from izh.kernels.cpu.simd_integer import ROWS, dot_lanes
 from izh.kernels.cpu.table import NUMBA
 from izh.kernels.cpu.threads import choose_layer
 
 choose_layer()
 
 FORMS = quantized.FORMS
+SCALE_BYTES = 2 if HAS_HALF else 4
 MANY = linear_quantized.PARALLEL_WORK // 576 // 96 + 1  # rows that several threads share
 
 
@@ -42,7 +46,7 @@ def test_the_kernel_is_the_definition(form: str, width: int, outputs: int, bias:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_more_rows_than_a_panel_holds(form: str) -> None:
-    weight, x = random(40, 8000), random(3 * (linear_quantized._PANEL // 8000) + 5, 8000)
+    weight, x = random(40, 8000), random(3 * (linear_quantized.PANEL_BYTES // 8000) + 5, 8000)
     mine, defined = NUMBA.quantize_linear(weight, None, form), quantized.quantize_linear(weight, None, form)
     assert torch.equal(mine(x), defined(x))
 
@@ -102,45 +106,65 @@ def test_rows_of_x_may_be_views_of_wider_ones() -> None:
     assert torch.equal(layer(x), layer(x.contiguous()))
 
 
-@pytest.mark.parametrize(("form", "a_row"), [("int8", 576 + 4 * 9), ("int4", 288 + 18 * (4 if HAS_HALF else 8))])
+@pytest.mark.parametrize(("form", "a_row"), [("int8", 576 + 18 * SCALE_BYTES), ("int4", 288 + 2 * 18 * SCALE_BYTES)])
 def test_weights_are_kept_in_so_few_bits_only(form: str, a_row: int) -> None:
     layer = NUMBA.quantize_linear(random(1536, 576), None, form)
     assert layer.num_bytes == 1536 * a_row
 
 
-def _tile_of(bits: int, num_blocks: int) -> Any:
-    @kernel(cache=False)
-    def run(num_rows: int, x: Any, weights: Any, scales: Any, width: int, group: int, sums: Any, out: Any) -> None:
-        integer_tile(bits, num_blocks, num_rows, x, 0, sums, 0, weights, 0, scales, 0, width, group, out)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_numbers_are_summed_exactly(sign: int) -> None:
+    weight = torch.full((40, 96), 127.0)
+    weight[::2] = -127.0
+    layer, x = NUMBA.quantize_linear(weight, None, "int8"), torch.full((2 * ROWS, 96), 127.0 * sign)
+    assert torch.equal(layer(x), (x.double() @ weight.T.double()).float())
 
-    return run
+
+@pytest.mark.parametrize(
+    ("features", "lanes"),
+    [
+        ("", 0),
+        ("+avx2,+fma", 0),
+        ("+avx512f,+avx512vnni", 16),
+        ("+avx512f,-avx512vnni,+avxvnni", 8),
+        ("+avx2,+avxvnni", 8),
+        ("-avx512f,+avx512vnni", 0),
+    ],
+)
+def test_bytes_are_multiplied_as_many_at_once_as_the_processor_can(features: str, lanes: int) -> None:
+    assert dot_lanes(features) == lanes
 
 
-@pytest.mark.parametrize("num_blocks", [1, 2])
-def test_the_largest_numbers_are_summed_exactly_in_tiles_of_every_size(num_blocks: int) -> None:
-    run = _tile_of(8, num_blocks)
-    weights = np.full((num_blocks, 50, LANES, 2), 127, np.int8)
-    weights[..., 1::2, :] = -127
-    scales = np.full((num_blocks, 2, LANES), 0.5, np.float32)
-    expected = [np.float32(count * 127 * quantized.TOP) * np.float32(0.5) for count in (64, 36)]
-    for num_rows in range(1, ROWS + 1):
-        x, out = np.full((num_rows, 100), quantized.TOP, np.int16), np.zeros((num_rows, num_blocks, LANES), np.float32)
-        x[-1] = -quantized.TOP
-        none = np.empty(0, np.float32)
-        run(
-            num_rows,
-            x.reshape(-1),
-            weights.reshape(-1),
-            scales.reshape(-1).view(np.int8),
-            100,
-            64,
-            none,
-            out.reshape(-1),
-        )
-        for i in range(num_rows):
-            for j in range(LANES):
-                sign = np.float32(1 - 2 * (j % 2)) * (-1 if i == num_rows - 1 else 1)
-                assert (out[i, :, j] == sign * (expected[0] + expected[1])).all()
+_ELSEWHERE = """
+import sys, torch
+from izh.kernels.cpu import simd_integer
+from izh.kernels.cpu.table import NUMBA
+from izh.kernels.cpu.threads import choose_layer
+choose_layer()
+saved = torch.load(sys.argv[1])
+layers = [NUMBA.quantize_linear(saved["weight"], saved["bias"], form) for form in ("int8", "int4")]
+torch.save((simd_integer.dot_lanes(simd_integer.FEATURES), [layer(saved["x"]) for layer in layers]), sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("without", "lanes"), [(("avx512",), 8), (("avx512", "avxvnni"), 0)])
+def test_other_processors_give_the_same_numbers(without: tuple[str, ...], lanes: int, tmp_path: Path) -> None:
+    features = get_host_cpu_features().split(",")
+    if "+avxvnni" not in features:
+        pytest.skip("a processor without VNNI, of which there is nothing to leave out")
+    left = ",".join("-" + each[1:] if each[1:].startswith(without) else each for each in features)
+    saved = {"weight": random(77, 130), "bias": random(77), "x": random(2 * ROWS + 1, 130)}
+    torch.save(saved, tmp_path / "saved.pt")
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": "x86-64-v3",
+        "NUMBA_CPU_FEATURES": left,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    subprocess.run([sys.executable, "-c", _ELSEWHERE, tmp_path / "saved.pt"], env=environment, check=True)
+    used, found = torch.load(tmp_path / "saved.pt")
+    assert used == lanes
+    for form, out in zip(FORMS, found, strict=True):
+        assert torch.equal(out, NUMBA.quantize_linear(saved["weight"], saved["bias"], form)(saved["x"]))
 
 
 LAYER, X = NUMBA.quantize_linear(torch.ones(5, 8), None, "int8"), torch.zeros(2, 8)

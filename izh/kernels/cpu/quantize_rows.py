@@ -1,0 +1,105 @@
+"""Activations as whole numbers of 8 bits, on CPU.
+
+Owns: `quantize_rows`.
+Must not know: weights, threads.
+Invariant: the numbers are those of `quantize_activations` in `izh/kernels/quantized.py`, to the last bit; only codes of
+a group that is not finite may be any, as its scale is not a number.
+"""
+
+from typing import Any
+
+import llvmlite.ir as ir
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from izh.kernels.cpu.compile import kernel
+from izh.kernels.cpu.simd_integer import CODE
+from izh.kernels.quantized import GROUP, LEAST, TOP
+
+_LANES = 16
+_FLOAT, _INT32 = ir.FloatType(), ir.IntType(32)
+_FLOATS, _WHOLE = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT32, _LANES)
+_CODES = ir.VectorType(ir.IntType(8 * np.dtype(CODE).itemsize), _LANES)
+_ROUND = 1.5 * 2**23
+"""Added to a small number it leaves it rounded to a whole one, ties to even, in the lowest bits."""
+_ROUND_BITS = int(np.float32(_ROUND).view(np.int32))
+
+
+def _all(kind: ir.VectorType, value: float | int) -> ir.Value:
+    return ir.Constant(kind, [value] * _LANES)
+
+
+@intrinsic
+def _quantize_group(
+    typing_context: Any, x: Any, at: Any, codes: Any, codes_at: Any, scales: Any, sums: Any, group: Any, times: Any
+) -> Any:
+    """x[at : at + GROUP] -> codes[codes_at : ...], their scale in scales[group], `times` their sum in sums[group]."""
+    index = types.intp
+    signature = types.void(x, index, codes, index, scales, sums, index, types.int32)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        _, x_at, _, to, _, _, g, factor_of_sum = args
+
+        def place(argument: int, offset: ir.Value, more: int = 0) -> ir.Value:
+            data = context.make_array(signature.args[argument])(context, builder, args[argument]).data
+            return builder.gep(data, [builder.add(offset, offset.type(more))])
+
+        def reduced(name: str, vector: ir.Value, *start: ir.Value, flags: tuple[str, ...] = ()) -> ir.Value:
+            kind = ir.FunctionType(vector.type.element, [each.type for each in (*start, vector)])
+            suffix = f"v{_LANES}{'f32' if vector.type.element == _FLOAT else f'i{vector.type.element.width}'}"
+            function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.{name}.{suffix}")
+            return builder.call(function, [*start, vector], fastmath=flags)
+
+        values = [
+            builder.load(builder.bitcast(place(0, x_at, start), _FLOATS.as_pointer()), align=4)
+            for start in range(0, GROUP, _LANES)
+        ]
+        sizes = [
+            builder.bitcast(builder.and_(builder.bitcast(each, _WHOLE), _all(_WHOLE, 2**31 - 1)), _FLOATS)
+            for each in values
+        ]
+        largest, unordered = sizes[0], builder.fcmp_unordered("uno", values[0], values[0])
+        for value, size in zip(values[1:], sizes[1:], strict=True):
+            largest = builder.select(builder.fcmp_ordered(">", size, largest), size, largest)
+            unordered = builder.or_(unordered, builder.fcmp_unordered("uno", value, value))
+        top = reduced("fmax", largest, flags=("nnan",))
+        finite = builder.and_(
+            builder.not_(reduced("or", unordered)), builder.fcmp_ordered("<", top, _FLOAT(float("inf")))
+        )
+        top = builder.select(builder.fcmp_ordered(">", top, _FLOAT(np.float32(LEAST))), top, _FLOAT(np.float32(LEAST)))
+        factor = builder.fdiv(_FLOAT(TOP), top)
+        spread = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), factor, _INT32(0))
+        spread = builder.shuffle_vector(spread, spread, _all(_WHOLE, 0))
+        total = _all(_WHOLE, 0)
+        for start, value in zip(range(0, GROUP, _LANES), values, strict=True):
+            rounded = builder.fadd(builder.fmul(value, spread), _all(_FLOATS, _ROUND))
+            whole = builder.sub(builder.bitcast(rounded, _WHOLE), _all(_WHOLE, _ROUND_BITS))
+            total = builder.add(total, whole)
+            where = builder.bitcast(place(2, to, start), _CODES.as_pointer())
+            builder.store(builder.trunc(whole, _CODES), where, align=1)
+        scale = builder.fmul(top, _FLOAT(np.float32(1 / TOP)))
+        builder.store(builder.select(finite, scale, _FLOAT(float("nan"))), place(4, g))
+        builder.store(builder.mul(reduced("add", total), factor_of_sum), place(5, g))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@kernel()
+def quantize_rows(
+    start: int, stop: int, x: Any, x_row: int, width: int, groups: int, times: int, codes: Any, scales: Any, sums: Any
+) -> None:
+    """Rows start .. stop - 1 of x, `width` floats each, x_row apart -> `codes` [rows, groups * GROUP] CODE, filled up
+    with zeros, and of each group its scale and `times` the sum of its codes, [rows, groups] float32 and int32."""
+    last = np.zeros(GROUP, np.float32)
+    whole = width // GROUP
+    rest = width - whole * GROUP
+    for i in range(start, stop):
+        at, group = i * x_row, i * groups
+        for g in range(whole):
+            _quantize_group(x, at + g * GROUP, codes, (group + g) * GROUP, scales, sums, group + g, np.int32(times))
+        if rest:
+            last[:rest] = x[at + whole * GROUP : at + width]
+            _quantize_group(last, 0, codes, (group + whole) * GROUP, scales, sums, group + whole, np.int32(times))
