@@ -46,7 +46,8 @@ from izh.kernels.cpu.cut import (
     find_fault,
     rows_per_tile,
 )
-from izh.kernels.cpu.tile import attend_span, merge
+from izh.kernels.cpu.simd_attention import aligned_room
+from izh.kernels.cpu.tile import GROUP, attend_span, copy, fill, in_vectors, merge
 
 STEP = 64  # keys per update of the online softmax: long enough to pay for it, short enough for the first-level cache
 SPAN = 512  # keys per independent piece: the least that one thread takes of a long context
@@ -54,15 +55,17 @@ PARALLEL_WORK = 100_000  # query heads x keys x width, below which one thread do
 
 _LOG2_E = np.float32(math.log2(math.e))  # the softmax works in powers of two
 _NO_WINDOW = 1 << 62
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 @kernel()
 def _attend_unit(
     unit: Any, position: int, window: int, block: int, step: int, span: int, width: int, ratio: int, num_heads: int,
-    k_pages: Any, v_pages: Any, blocks: Any, queries: Any, scores: Any, now: Any, so_far: Any, next_blocks: Any,
+    k_pages: Any, v_pages: Any, blocks: Any, queries: Any, copies: Any, now: Any, so_far: Any, next_blocks: Any,
     next_head: int, next_key: int,
 ) -> None:  # fmt: skip
-    """Leave the unit's result in `so_far`; `now` is room for one span. Both are (maxima, totals, values)."""
+    """Leave the unit's result in `so_far`; `now` is room for one span. Both are (maxima, totals, values). `copies` is
+    room for a step: (scores, keys, values)."""
     rows, head = unit[NUM_ROWS], unit[HEAD]
     first, stop = max(0, position - window + 1), position + rows
     for at in range(unit[SPAN_START], unit[SPAN_STOP]):
@@ -72,12 +75,13 @@ def _attend_unit(
             later_blocks, later_head, later_key = next_blocks, next_head, next_key
         attend_span(
             queries, ratio, rows, width, position, window, max(first, at * span), min(stop, (at + 1) * span), block,
-            step, k_pages, v_pages, blocks, head, num_heads, scores, maxima, totals, values, later_blocks, later_head,
-            later_key,
+            step, k_pages, v_pages, blocks, head, num_heads, copies[0], copies[1], copies[2], maxima, totals, values,
+            later_blocks, later_head, later_key,
         )  # fmt: skip
         if at > unit[SPAN_START]:
+            padded = in_vectors(width)
             for i in range(rows * ratio):
-                row = slice(i * width, (i + 1) * width)
+                row = slice(i * padded, i * padded + width)
                 so_far[0][i], so_far[1][i] = merge(
                     so_far[0][i], so_far[1][i], so_far[2][row], maxima[i], totals[i], values[row]
                 )
@@ -85,13 +89,12 @@ def _attend_unit(
 
 @kernel()
 def _room(num: int, width: int) -> tuple[Any, Any, Any]:
-    return np.empty(num, np.float32), np.empty(num, np.float32), np.empty(num * width, np.float32)
+    return np.empty(num, np.float32), np.empty(num, np.float32), aligned_room(num * width)
 
 
 @kernel()
-def _write(out: Any, at: int, total: Any, values: Any) -> None:
-    for d in range(values.size):
-        out[at + d] = values[d] / total
+def _write(out: Any, at: int, total: Any, values: Any, values_at: int, width: int) -> None:
+    copy(values, values_at, width, _ONE / total, out, at)
 
 
 @kernel()
@@ -109,8 +112,11 @@ def _attend_units(
 ) -> None:  # fmt: skip
     """One thread's share."""
     most = rows_per_tile(ratio) * ratio
-    queries, scores = np.empty(most * width, np.float32), np.zeros(most * step, np.float32)
-    now, so_far = _room(most, width), _room(most, width)
+    columns, padded = in_vectors(step), in_vectors(width)
+    queries = aligned_room(most * width)
+    copies = (aligned_room(GROUP * columns), aligned_room(width * columns), aligned_room(step * padded))
+    fill(copies[2], 0, step * padded, _ZERO)  # what pads a value stays zero
+    now, so_far = _room(most, padded), _room(most, padded)
     factor = np.float32(scale) * _LOG2_E
     for u in range(start, stop):
         unit = units[u]
@@ -121,23 +127,20 @@ def _attend_units(
         next_key = max(after[SPAN_START] * span, _position(after, query_starts, context_lens) - window + 1)
         for i in range(num):
             at = (first_row + i // ratio) * q_row + (head * ratio + i % ratio) * q_head
-            for d in range(width):
-                queries[i * width + d] = q[at + d] * factor
+            copy(q, at, width, factor, queries, i * width)
         _attend_unit(
             unit, position, window, block, step, span, width, ratio, num_heads, k_pages, v_pages, block_table[s],
-            queries, scores, now, so_far, block_table[after[SEQUENCE]], after[HEAD], next_key - next_key % step,
+            queries, copies, now, so_far, block_table[after[SEQUENCE]], after[HEAD], next_key - next_key % step,
         )  # fmt: skip
         maxima, totals, values = so_far
         for i in range(num):
-            row = values[i * width : (i + 1) * width]
             if unit[PARTIAL] < 0:
                 at = ((first_row + i // ratio) * num_heads * ratio + head * ratio + i % ratio) * width
-                _write(out, at, totals[i], row)
+                _write(out, at, totals[i], values, i * padded, width)
             else:
                 p = unit[PARTIAL] + i
                 partial[0][p], partial[1][p] = maxima[i], totals[i]
-                for d in range(width):
-                    partial[2][p * width + d] = row[d]
+                copy(values, i * padded, width, _ONE, partial[2], p * width)
 
 
 @kernel()
@@ -168,7 +171,8 @@ def _merge_partial(
                 m = units[later][PARTIAL] + i
                 maximum, total = merge(maximum, total, row, maxima[m], totals[m], values[m * width : (m + 1) * width])
             token = query_starts[unit[SEQUENCE]] + unit[FIRST_ROW] + i // ratio
-            _write(out, ((token * num_heads + unit[HEAD]) * ratio + i % ratio) * width, total, row)
+            at = ((token * num_heads + unit[HEAD]) * ratio + i % ratio) * width
+            _write(out, at, total, values, p * width, width)
         u = end
 
 

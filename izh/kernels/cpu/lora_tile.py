@@ -33,7 +33,7 @@ def shrink_tile(
     """out[i, j] = sum over d < width of rows[rows_at[i] + d] * keys[j, d], j < num_keys.
 
     `rows_at` is a tuple of offsets, `width` a multiple of LANES, `num_keys` a literal, 4 or 8; rows x keys, at most 12,
-    is what stays in registers. The bits are those of `dot_tile`.
+    is what stays in registers. The bits are those of `dot_tile_ahead`.
     """
     at = types.intp
     signature = types.void(rows, types.UniTuple(at, len(rows_at)), keys, at, at, at, out, at, at, num_keys)

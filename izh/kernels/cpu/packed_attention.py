@@ -19,7 +19,8 @@ from torch import Tensor
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel, share
 from izh.kernels.cpu.exp2 import exp2
-from izh.kernels.cpu.simd import LANES, accumulate_tile
+from izh.kernels.cpu.product import add_product
+from izh.kernels.cpu.simd import LANES
 
 TILE = 12  # rows that share one pass over the keys: their scores over 512 keys fill half a first-level cache
 UNIT = 96  # rows of a unit: enough to pay for the copy of keys and values, few enough to share a long sequence
@@ -70,36 +71,6 @@ def _transpose(source: Any, at: int, stride: int, count: int, width: int, to: An
 
 
 @kernel()
-def _add_product(
-    a: Any, a_row: int, num: int, b: Any, b_row: int, inner: int, out: Any, out_row: int, columns: int
-) -> None:
-    """out[i, c] += sum over n < inner of a[i, n] * b[n, c], n ascending; `columns` is a multiple of LANES."""
-    c = 0
-    while c < columns:
-        wide = 4 if columns - c >= 4 * LANES else (2 if columns - c >= 2 * LANES else 1)
-        i = 0
-        while i < num:
-            p, o = i * a_row, i * out_row + c
-            if num - i >= 3:
-                if wide == 4:
-                    accumulate_tile(a, p, a_row, b, c, b_row, inner, out, o, out_row, 3, 4)
-                elif wide == 2:
-                    accumulate_tile(a, p, a_row, b, c, b_row, inner, out, o, out_row, 3, 2)
-                else:
-                    accumulate_tile(a, p, a_row, b, c, b_row, inner, out, o, out_row, 3, 1)
-                i += 3
-            else:
-                if wide == 4:
-                    accumulate_tile(a, p, a_row, b, c, b_row, inner, out, o, out_row, 1, 4)
-                elif wide == 2:
-                    accumulate_tile(a, p, a_row, b, c, b_row, inner, out, o, out_row, 1, 2)
-                else:
-                    accumulate_tile(a, p, a_row, b, c, b_row, inner, out, o, out_row, 1, 1)
-                i += 1
-        c += wide * LANES
-
-
-@kernel()
 def _attend_units(
     start: int, stop: int, units: Any, width: int, heads: int, starts: Any, longest: int, q: Any, k: Any, v: Any,
     q_row: int, k_row: int, v_row: int, head_stride: int, factor: Any, window: int, out: Any,
@@ -128,13 +99,13 @@ def _attend_units(
             high = min(tile + num + window, length) - key0
             columns = (high - low + LANES - 1) // LANES * LANES
             scores[: num * columns] = _ZERO
-            _add_product(queries, width, num, keys[low:], count, width, scores, columns, columns)
+            add_product(queries, 0, width, num, keys, low, count, width, scores, 0, columns, columns)
             for i in range(num):
                 first = max(tile + i - window, 0) - key0 - low
                 last = min(tile + i + window + 1, length) - key0 - low
                 totals[i] = _softmax(scores[i * columns : (i + 1) * columns], first, last)
             results[: num * padded] = _ZERO
-            _add_product(scores, columns, num, values[low * padded :], padded, high - low, results, padded, padded)
+            add_product(scores, 0, columns, num, values, low * padded, padded, high - low, results, 0, padded, padded)
             for i in range(num):
                 at = ((begin + tile + i) * heads + head) * width
                 for d in range(width):

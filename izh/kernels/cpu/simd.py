@@ -1,6 +1,6 @@
 """Register tiles of float32 written as LLVM vector code, for the loops whose speed is the model's speed.
 
-Owns: `dot_tile` (many rows against many keys), `dot_tile_ahead` (the same, fetching what comes next), `fetch_line` and
+Owns: `VectorCode`, `dot_tile_ahead` (many rows against many keys, fetching what comes next), `fetch_line` and
 `accumulate_tile` (weighted sum of rows).
 Must not know: attention, paging.
 Invariant: the order of arithmetic of one result depends only on the width of a row, never on how many rows or keys
@@ -10,7 +10,7 @@ A vector of LANES is one register where there are AVX2 or AVX-512, two on NEON.
 Arrays are one-dimensional and contiguous; `*_at` is an offset in elements, `*_stride` the distance between rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,7 +96,9 @@ class VectorCode:
 
     def spread(self, scalar: ir.Value) -> ir.Value:
         """The scalar in every lane."""
-        first = self.builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, _INT32(0))
+        first = self.builder.insert_element(
+            ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined), scalar, _INT32(0)
+        )
         return self.shuffle(first, first, [0] * LANES)
 
     def shuffle(self, a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
@@ -121,6 +123,19 @@ class VectorCode:
             sums = self.builder.fadd(low, high)
             half //= 2
         return sums
+
+    def greater(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Lane by lane; b where a is no number."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def fold_lanes(self, vector: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """One scalar of all lanes, halves joined with each other until one lane is left."""
+        half = LANES // 2
+        while half:
+            low, high = (self.shuffle(vector, vector, list(range(at, at + half))) for at in (0, half))
+            vector = join(low, high)
+            half //= 2
+        return self.builder.extract_element(vector, _INT32(0))
 
     @contextmanager
     def loop(self, stop: ir.Value, step: int) -> Iterator[ir.Value]:
@@ -169,39 +184,6 @@ class VectorCode:
 
 
 @intrinsic(prefer_literal=True)
-def dot_tile(
-    typing_context: Any,
-    rows: Any,
-    rows_at: Any,
-    rows_stride: Any,
-    keys: Any,
-    keys_at: Any,
-    keys_stride: Any,
-    width: Any,
-    out: Any,
-    out_at: Any,
-    out_stride: Any,
-    num_rows: Any,
-) -> Any:
-    """out[out_at + i * out_stride + j] = sum over d < width of rows[i, d] * keys[j, d], for i < num_rows and j < 4.
-
-    `width` is a multiple of LANES; `num_rows` is a literal: three rows by four keys is what 16 vector registers hold.
-    """
-    at = types.intp
-    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, num_rows)
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, _ = args
-        code = VectorCode(context, builder)
-        q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(num_rows.literal_value)]
-        k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
-        code.dot(q_rows, k_rows, stop, [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))])
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-@intrinsic(prefer_literal=True)
 def dot_tile_ahead(
     typing_context: Any,
     rows: Any,
@@ -219,8 +201,12 @@ def dot_tile_ahead(
     num_rows: Any,
     num_lines: Any,
 ) -> Any:
-    """`dot_tile`, the same bits, which meanwhile fetches `num_lines` (a literal) cache lines of the keys from
-    `ahead_at + n * ahead_step` on for each vector n of the width. They may lie beyond the end."""
+    """out[out_at + i * out_stride + j] = sum over d < width of rows[i, d] * keys[j, d], for i < num_rows and j < 4.
+
+    `width` is a multiple of LANES; `num_rows` is a literal: three rows by four keys is what 16 vector registers hold.
+    Meanwhile fetches `num_lines` (a literal) cache lines of the keys from `ahead_at + n * ahead_step` on for each
+    vector n of the width. They may lie beyond the end.
+    """
     at = types.intp
     signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows, num_lines)
 
@@ -280,7 +266,7 @@ def accumulate_tile(
 ) -> Any:
     """out[i, :w] += sum over n < num_values of weights[i, n] * values[n, :w], w = num_vectors * LANES, n ascending.
 
-    `num_rows` and `num_vectors` are literals; their product, at most 12, is what stays in registers.
+    `num_rows` and `num_vectors` are literals; their product is what stays in registers: at most 12 of 16, 24 of 32.
     """
     at = types.intp
     signature = types.void(weights, at, at, values, at, at, at, out, at, at, num_rows, num_vectors)

@@ -97,7 +97,7 @@ def test_nothing_is_written_outside_the_result() -> None:
 
 @kernel(cache=False)
 def _both_tiles(x: Any, keys: Any, width: int, plain: Any, ahead: Any) -> None:
-    simd.dot_tile(x, 0, width, keys, 0, width, width, plain, 0, 4, 3)
+    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, plain, 0, 4, 0, 0, 3, 0)
     simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, ahead, 0, 4, 4 * width, 32, 3, 2)
 
 
