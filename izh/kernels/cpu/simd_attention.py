@@ -1,8 +1,8 @@
 """What attention does with vectors beside products, written as LLVM vector code.
 
-Owns: `aligned_room`, `transpose_tile`, `softmax_row`. Must not know: paging, which row sees which key.
-Invariant: a row's sum of weights is the same to the last bit wherever the columns begin and end around the keys that it
-sees.
+Owns: `aligned_room`, `transpose_tile`, `score_tile`, `softmax_row`. Must not know: paging, which row sees which key.
+Invariant: a score is one sum over the width, ascending, as `accumulate_tile` makes it; a row's sum of weights is the
+same to the last bit wherever the columns begin and end around the keys that it sees.
 
 Arrays as in `simd.py`: one-dimensional, `*_at` an offset in elements, `*_stride` the distance between rows.
 """
@@ -32,6 +32,20 @@ def aligned_room(count: int) -> Any:
     return room[skip : skip + count]
 
 
+def _transposed(code: VectorCode, rows: list[ir.Value]) -> list[ir.Value]:
+    """LANES vectors -> LANES vectors: blocks of one lane, two lanes, ... change places across the diagonal."""
+    now, half = list(rows), 1
+    while half < LANES:
+        low = [LANES + lane - half if lane & half else lane for lane in range(LANES)]
+        high = [LANES + lane if lane & half else lane + half for lane in range(LANES)]
+        for i in range(LANES):
+            if not i & half:
+                a, b = now[i], now[i + half]
+                now[i], now[i + half] = code.shuffle(a, b, low), code.shuffle(a, b, high)
+        half *= 2
+    return now
+
+
 @intrinsic
 def transpose_tile(
     typing_context: Any, rows: Any, rows_at: Any, rows_stride: Any, out: Any, out_at: Any, out_stride: Any
@@ -44,16 +58,45 @@ def transpose_tile(
         r, r_at, r_stride, o, o_at, o_stride = args
         code, zero = VectorCode(context, builder), r_at.type(0)
         now = [code.load(code.row(rows, r, r_at, r_stride, i), zero) for i in range(LANES)]
-        lanes, half = range(LANES), 1
-        while half < LANES:  # blocks of half x half change places across the diagonal
-            low = [lane if not lane & half else LANES + lane - half for lane in lanes]
-            high = [lane + half if not lane & half else LANES + lane for lane in lanes]
-            for i in (i for i in lanes if not i & half):
-                a, b = now[i], now[i + half]
-                now[i], now[i + half] = code.shuffle(a, b, low), code.shuffle(a, b, high)
-            half *= 2
-        for j in lanes:
-            code.store(now[j], code.row(out, o, o_at, o_stride, j), zero)
+        for j, column in enumerate(_transposed(code, now)):
+            code.store(column, code.row(out, o, o_at, o_stride, j), zero)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def score_tile(
+    typing_context: Any, queries: Any, queries_at: Any, keys: Any, keys_at: Any, width: Any, out: Any, out_at: Any,
+    out_stride: Any, later: Any, num_rows: Any,
+) -> Any:  # fmt: skip
+    """out[i, j] = sum over d < width, ascending, of queries[i, d] * keys[j, d], i < num_rows (a literal) and j < LANES.
+
+    `width` is a multiple of LANES and the distance of rows and of keys. The keys are turned over in registers: for few
+    rows that is less work than a copy, and leaves the cache to what comes. Fetches meanwhile what of `later` lies where
+    the keys lie.
+    """
+    at = types.intp
+    signature = types.void(queries, at, keys, at, at, out, at, at, later, num_rows)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        q, q_at, k, k_at, stop, o, o_at, o_stride, following, _ = args
+        code, count = VectorCode(context, builder), num_rows.literal_value
+        q_rows = [code.row(queries, q, q_at, stop, i) for i in range(count)]
+        k_rows = [code.row(keys, k, k_at, stop, j) for j in range(LANES)]
+        ahead = code.row(later, following, k_at, stop, 0)
+        sums = code.registers(count)
+        for place in sums:
+            builder.store(ir.Constant(place.type.pointee, [0.0] * LANES), place)
+        with code.loop(stop, LANES) as d:
+            for line in range(0, LANES * LANES, LINE):
+                code.fetch(ahead, builder.add(builder.mul(d, d.type(LANES)), d.type(line)))
+            for n, column in enumerate(_transposed(code, [code.load(row, d) for row in k_rows])):
+                for place, row in zip(sums, q_rows, strict=True):
+                    weight = code.spread(code.load_one(row, builder.add(d, d.type(n))))
+                    builder.store(code.multiply_add(weight, column, builder.load(place)), place)
+        for i, place in enumerate(sums):
+            code.store(builder.load(place), code.row(out, o, o_at, o_stride, i), stop.type(0))
         return context.get_dummy_value()
 
     return signature, codegen

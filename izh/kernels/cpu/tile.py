@@ -1,8 +1,9 @@
 """Attention of one tile of query vectors over one span of pages.
 
-Owns: the online softmax: scores, weights, weighted sums, and how two spans' results merge. Of each step the keys are
-transposed and the values laid side by side once, so that both products are register tiles without a sum across a
-vector; then the tile's queries go over the copies, a few at a time, each group only as far as it sees.
+Owns: the online softmax: scores, weights, weighted sums, and how two spans' results merge. Keys lie in lanes, so
+neither product sums across a vector. For many queries a step's keys are transposed and its values laid side by side
+once, and the queries go over the copies in groups, each only as far as it sees; for few the keys are turned over in
+registers, and the pages are read where they lie. The bits are the same.
 Must not know: which tiles and spans exist, threads, tensors.
 Invariant: a row's numbers depend on that row and its keys alone. Steps lie at fixed positions of the context; a key
 that a row does not see adds an exact zero; sums run in one order whatever shares the tile.
@@ -20,7 +21,7 @@ from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.exp2 import exp2
 from izh.kernels.cpu.product import add_product
 from izh.kernels.cpu.simd import LANES, LINE, fetch_line
-from izh.kernels.cpu.simd_attention import softmax_row, transpose_tile
+from izh.kernels.cpu.simd_attention import score_tile, softmax_row, transpose_tile
 
 GROUP = 12  # query vectors that go over a step together: a multiple of the rows of a register tile
 
@@ -60,7 +61,7 @@ def _scale(array: Any, at: int, count: int, factor: Any) -> None:
 def _copy_keys(
     pages: Any, page_at: int, block: int, width: int, num_keys: int, keys: Any, columns: int, at: int, later: Any
 ) -> None:
-    """keys[d, at + j] = the page's key j at d, for j < num_keys or more. Fetches the same page of `later`."""
+    """keys[d, at + j] = the page's key j at d, for j < num_keys or more. Fetches with each vector tile as much of `later`."""
     j = 0
     while j < num_keys:
         some = LANES if block - j >= LANES else 1
@@ -68,8 +69,9 @@ def _copy_keys(
         while d < width:
             source, to = page_at + j * width + d, d * columns + at + j
             if some == LANES and width - d >= LANES:
-                for i in range(LANES):
-                    fetch_line(later, source + i * width)
+                ahead = page_at + j * width + d * LANES
+                for line in range(ahead, ahead + LANES * LANES, LINE):
+                    fetch_line(later, line)
                 transpose_tile(pages, source, width, keys, to, columns)
                 d += LANES
             else:
@@ -100,30 +102,50 @@ def merge(maximum: Any, total: Any, values: Any, more_maximum: Any, more_total: 
 
 
 @kernel()
-def _weigh(
-    queries: Any, at: int, num: int, ratio: int, width: int, padded: int, position: int, window: int, begin: int,
-    end: int, keys: Any, columns: int, scores: Any, maxima: Any, totals: Any, values: Any,
-) -> tuple[int, int]:  # fmt: skip
-    """Scores become the weights of `num` query vectors from `at` on for the keys [begin, end) of a step, from whose
-    start `position` counts; what was summed before is scaled to the new maxima. Returns the range of keys seen."""
+def _score_page(
+    queries: Any, num: int, width: int, pages: Any, page_at: int, num_keys: int, scores: Any, at: int, columns: int,
+    later: Any,
+) -> None:  # fmt: skip
+    """scores[i, at + j] = queries[i] . key j of the page, j < num_keys or more. Fetches the same page of `later`."""
+    for j in range(0, num_keys, LANES):
+        key_at, to = page_at + j * width, at + j
+        i = 0
+        while i < num:
+            q, s = i * width, i * columns + to
+            if num - i >= 6:
+                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, 6)
+                i += 6
+            elif num - i >= 3:
+                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, 3)
+                i += 3
+            else:
+                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, 1)
+                i += 1
+
+
+@kernel()
+def _keys_seen(at: int, num: int, ratio: int, position: int, window: int, begin: int, end: int) -> tuple[int, int]:
+    """Of the keys [begin, end) of a step those that `num` query vectors from `at` on see; `position` counts from the
+    step's start."""
     low = max(position + at // ratio + 1 - window, begin)
-    high = min(position + (at + num - 1) // ratio + 1, end)
-    if high <= low:
-        return low, low
+    return low, max(min(position + (at + num - 1) // ratio + 1, end), low)
+
+
+@kernel()
+def _weigh(
+    at: int, num: int, ratio: int, padded: int, position: int, window: int, begin: int, end: int, low: int, high: int,
+    columns: int, scores: Any, maxima: Any, totals: Any, values: Any,
+) -> None:  # fmt: skip
+    """Turn the scores of the keys [low, high) into weights, and scale what was summed before to the new maxima."""
     start, stop = low // LANES * LANES, in_vectors(high)
-    fill(scores, 0, num * columns, _ZERO)
-    add_product(queries, at * width, width, num, keys, start, columns, width, scores, start, columns, stop - start)
     for i in range(num):
         row = at + i
-        seen_to = position + row // ratio + 1
-        row_low = max(seen_to - window, begin)
-        row_high = max(min(seen_to, end), row_low)
+        row_low, row_high = _keys_seen(row, 1, ratio, position, window, begin, end)
         maximum, total = softmax_row(scores, i * columns, start, stop, row_low, row_high, maxima[row])
         factor = exp2(maxima[row] - maximum)
         maxima[row] = maximum
         totals[row] = totals[row] * factor + total
         _scale(values, row * padded, padded, factor)
-    return low, high
 
 
 @kernel()
@@ -140,7 +162,7 @@ def attend_span(
     """
     num, page_floats = rows * ratio, block * width
     columns, padded = in_vectors(step), in_vectors(width)
-    few = num <= GROUP and padded == width
+    few = num <= GROUP and block % LANES == 0 and padded == width  # then copies would cost more than they save
     fill(maxima, 0, num, _NOTHING_SEEN)
     fill(totals, 0, num, _ZERO)
     fill(values, 0, num * padded, _ZERO)
@@ -151,41 +173,43 @@ def attend_span(
         for page in range(page_start, page_stop):
             page_at = (blocks[step_at // block + page] * num_heads + head) * page_floats
             key = page * block
-            _copy_keys(k_pages, page_at, block, width, min(block, end - key), keys, columns, key, v_pages)
-        low = high = 0
+            if few:
+                _score_page(queries, num, width, k_pages, page_at, min(block, end - key), scores, key, columns, v_pages)
+            else:
+                _copy_keys(k_pages, page_at, block, width, min(block, end - key), keys, columns, key, v_pages)
+        low, high = _keys_seen(0, num, ratio, row, window, begin, end)
         if few:
-            low, high = _weigh(
-                queries, 0, num, ratio, width, padded, row, window, begin, end, keys, columns, scores, maxima, totals,
-                values,
-            )  # fmt: skip
+            _weigh(0, num, ratio, padded, row, window, begin, end, low, high, columns, scores, maxima, totals, values)
         later_blocks, later_head, later = blocks, head, (step_at + step) // block
         if step_at + step >= stop:
             later_blocks, later_head, later = next_blocks, next_head, next_key // block
         for page in range(page_start, page_stop):
             page_at = (blocks[step_at // block + page] * num_heads + head) * page_floats
             key = page * block
-            num_keys = min(block, end - key)
             if later < later_blocks.size:
                 later_at = (later_blocks[later] * num_heads + later_head) * page_floats
-                for line in range(later_at, later_at + page_floats, LINE):
-                    fetch_line(k_pages, line)
+                for d in range(
+                    0, width, LINE
+                ):  # in the order in which the lines will be read, or the first waits for all
+                    for line in range(later_at + d, later_at + page_floats, width):
+                        fetch_line(k_pages, line)
                 later += 1
             if few:
-                skip = max(low - key, 0)
-                seen = min(high - key, num_keys) - skip
-                if seen > 0:
-                    at = page_at + skip * width
-                    add_product(scores, key + skip, columns, num, v_pages, at, width, seen, values, 0, width, width)
+                skip, seen = max(low - key, 0), min(high - key, block)
+                if seen > skip:
+                    at, to = page_at + skip * width, key + skip
+                    add_product(scores, to, columns, num, v_pages, at, width, seen - skip, values, 0, width, width)
             else:
-                _copy_values(v_pages, page_at, width, padded, num_keys, step_values, key)
-        if few:
-            continue
-        for at in range(0, num, GROUP):
+                _copy_values(v_pages, page_at, width, padded, min(block, end - key), step_values, key)
+        for at in range(0, 0 if few else num, GROUP):
             some = min(GROUP, num - at)
-            low, high = _weigh(
-                queries, at, some, ratio, width, padded, row, window, begin, end, keys, columns, scores, maxima, totals,
-                values,
-            )  # fmt: skip
+            low, high = _keys_seen(at, some, ratio, row, window, begin, end)
+            if high == low:
+                continue
+            start, floats = low // LANES * LANES, in_vectors(high) - low // LANES * LANES
+            fill(scores, 0, some * columns, _ZERO)
+            add_product(queries, at * width, width, some, keys, start, columns, width, scores, start, columns, floats)
+            _weigh(at, some, ratio, padded, row, window, begin, end, low, high, columns, scores, maxima, totals, values)
             add_product(
                 scores, low, columns, some, step_values, low * padded, padded, high - low, values, at * padded, padded,
                 padded,
