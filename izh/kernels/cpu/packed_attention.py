@@ -18,36 +18,17 @@ from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel, share
-from izh.kernels.cpu.exp2 import exp2
 from izh.kernels.cpu.product import add_product
 from izh.kernels.cpu.simd import LANES
+from izh.kernels.cpu.simd_attention import aligned_room, softmax_row, transpose_tile
 
 TILE = 12  # rows that share one pass over the keys: their scores over 512 keys fill half a first-level cache
 UNIT = 96  # rows of a unit: enough to pay for the copy of keys and values, few enough to share a long sequence
 PARALLEL_WORK = 100_000  # scores x width below which one thread does all
 
 _LOG2_E = np.float32(math.log2(math.e))
-_ZERO, _ONE, _LOWEST = np.float32(0.0), np.float32(1.0), np.float32(-3e38)
+_ZERO, _ONE, _LOWEST = np.float32(0.0), np.float32(1.0), np.float32(-1e38)
 _NO_WINDOW = 1 << 60
-
-
-@kernel(fastmath={"nnan", "nsz", "reassoc", "contract"})
-def _softmax(row: Any, first: int, stop: int) -> Any:
-    """Turn the scores row[first:stop] into weights 2^(score - maximum), all others into 0; returns their sum."""
-    seen = row[first:stop]
-    maximum = _LOWEST
-    for j in range(seen.size):
-        maximum = max(maximum, seen[j])
-    for j in range(seen.size):
-        seen[j] = exp2(seen[j] - maximum)
-    total = _ZERO
-    for j in range(seen.size):
-        total += seen[j]
-    for j in range(first):
-        row[j] = _ZERO
-    for j in range(stop, row.size):
-        row[j] = _ZERO
-    return total
 
 
 @kernel()
@@ -62,10 +43,18 @@ def _copy(source: Any, at: int, stride: int, count: int, width: int, factor: Any
 @kernel()
 def _transpose(source: Any, at: int, stride: int, count: int, width: int, to: Any, row: int) -> None:
     """to[d, i] = source row i at d; what follows up to `row` is zero, so that a padded column holds a number."""
-    for i in range(count):
-        values = source[at + i * stride : at + i * stride + width]
-        for d in range(width):
-            to[d * row + i] = values[d]
+    i = 0
+    while i < count:
+        d, tall = 0, count - i >= LANES
+        while d < width:
+            if tall and width - d >= LANES:
+                transpose_tile(source, at + i * stride + d, stride, to, d * row + i, row)
+                d += LANES
+            else:
+                for j in range(i, min(i + LANES, count)):
+                    to[d * row + j] = source[at + j * stride + d]
+                d += 1
+        i += LANES
     for d in range(width):
         to[d * row + count : (d + 1) * row] = _ZERO
 
@@ -77,9 +66,10 @@ def _attend_units(
 ) -> None:  # fmt: skip
     """One thread's units."""
     padded, room = (width + LANES - 1) // LANES * LANES, (longest + LANES - 1) // LANES * LANES
-    keys, values = np.empty(width * room, np.float32), np.zeros(longest * padded, np.float32)
-    queries, results = np.empty(TILE * width, np.float32), np.empty(TILE * padded, np.float32)
-    scores, totals = np.empty(TILE * room, np.float32), np.empty(TILE, np.float32)
+    keys, values = aligned_room(width * room), aligned_room(longest * padded)
+    values[:] = _ZERO  # what pads a value stays zero
+    queries, results = aligned_room(TILE * width), aligned_room(TILE * padded)
+    scores, totals = aligned_room(TILE * room), np.empty(TILE, np.float32)
     copied = (np.int64(-1), np.int64(-1), np.int64(-1), np.int64(-1))
     for unit in range(start, stop):
         s, head, first_row = units[unit, 0], units[unit, 1], units[unit, 2]
@@ -103,7 +93,7 @@ def _attend_units(
             for i in range(num):
                 first = max(tile + i - window, 0) - key0 - low
                 last = min(tile + i + window + 1, length) - key0 - low
-                totals[i] = _softmax(scores[i * columns : (i + 1) * columns], first, last)
+                _, totals[i] = softmax_row(scores, i * columns, 0, columns, first, last, _LOWEST)
             results[: num * padded] = _ZERO
             add_product(scores, 0, columns, num, values, low * padded, padded, high - low, results, 0, padded, padded)
             for i in range(num):

@@ -61,7 +61,7 @@ def _scale(array: Any, at: int, count: int, factor: Any) -> None:
 def _copy_keys(
     pages: Any, page_at: int, block: int, width: int, num_keys: int, keys: Any, columns: int, at: int, later: Any
 ) -> None:
-    """keys[d, at + j] = the page's key j at d, for j < num_keys or more. Fetches with each vector tile as much of `later`."""
+    """keys[d, at + j] = the page's key j at d, for j < num_keys or more. Fetches as much of `later`."""
     j = 0
     while j < num_keys:
         some = LANES if block - j >= LANES else 1
