@@ -5,20 +5,16 @@ Must not know: models, sequences beyond their row ranges, the softmax itself (`t
 Invariant: every SPAN keys a new online softmax begins, and results merge in order whether one thread takes all spans of
 a tile or many share them. So the numbers of a row do not depend on threads, tiles or neighbours.
 
-Microseconds, kernel / torch (gather + SDPA with GQA), each pair in one run, 9 heads / 3 KV heads x 64 on 2 cores of a
-Zen 5; two runs, then one with both held to AVX2. Long gathers make torch's readings jump, so read the lower one. Pages
-are warm: only 32 x 1024 exceeds the cache. For chunks of 2048 nothing is gained, and on AVX2 a tenth is lost.
-32 sequences x 192 keys    164 / 882,     160 / 781;     183 / 934
-32 sequences x 1024 keys   3030 / 16187,  2195 / 28303;  2414 / 22457
-1 sequence x 1024 keys     35 / 253,      34 / 841;      36 / 240
-chunk of 512               2261 / 3967,   2232 / 3908;   2844 / 4035
-chunk of 2048              32679 / 34610, 32645 / 34580; 39732 / 36178
-
-One row a sequence with pages that lie in no cache, scattered: GB/s of keys and values, medians of 40 in three runs (the
-best single one), where a plain read of 512 MB by both cores gives 45 to 48; then without fetching ahead, in two runs:
-1 sequence x 4096 keys     20 to 24 (33)   17 (24)
-8 sequences x 4096 keys    21 to 25 (31)   14 to 18 (18)
-32 sequences x 1024 keys   24 to 25 (31)   17 to 18 (19)
+Microseconds, medians of two or three runs, 9 heads / 3 KV heads x 64 on 2 cores of a Zen 5, scattered pages of six
+layers in turn; in brackets GFLOP/s, where the products alone, in the first-level cache, reach 255 a core:
+32 sequences x 160 keys, one row each     231 to 248
+32 sequences x 1024 keys, one row each    1844 to 1932
+1 sequence x 4096 keys, one row           166 to 175
+32 sequences x 192 keys, four rows each   407 to 463
+16 prompts of 128                         1413 to 2038 (149 to 215)
+4 prompts of 512                          4064 to 4828 (251 to 298)
+2 prompts of 1024                         7930 to 8601 (281 to 305)
+1 prompt of 2048                          15265 to 16849 (287 to 317)
 """
 
 import math
