@@ -54,3 +54,4 @@ class Batch:
     write_slots: Tensor  # [T] int64: block * block_size + offset; -1 = KV already there, do not write
     overrides: Overrides | None = None
     both_ways: tuple[BothWays, ...] = ()
+    is_adapted: bool = False  # some row's projections are more than the model's own: theirs have to be called

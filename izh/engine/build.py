@@ -88,6 +88,7 @@ def build(options: EngineOptions, source: ModelSource, quiet: bool = False) -> E
     )
     if settings.packs_weights:
         model.pack()
+    model.join()
     adapters = Adapters.around(model, options, settings) if has_adapters else None
     if adapters is not None:
         with _progress(quiet, "Reading adapters") as progress:

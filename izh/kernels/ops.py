@@ -8,12 +8,13 @@ T = rows in the step, S = sequences, H = query heads, G = KV heads, D = head wid
 KV pages of one layer: k_pages and v_pages, [num_blocks, G, B, D]; slot s lies at [s // B, :, s % B].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
+from izh.kernels.decoder import DecoderLayers, DecoderSizes, LayerWeights
 from izh.kernels.draw import Filters
 from izh.kernels.lora import AdapterRows
 
@@ -133,6 +134,10 @@ class Ops:
     linear_lora: Callable[[Tensor, Tensor | None, Tensor, Tensor, tuple[int, ...], Tensor], LoraLinear] | None = None
     """linear_lora(weight, bias, a, b, offsets, ranks), with the arguments of `linear` and `add_lora`: a layer that does
     both at once, where that is faster; else None."""
+
+    join_layers: Callable[[Sequence[LayerWeights], DecoderSizes], DecoderLayers] | None = None
+    """join_layers(layers, sizes) -> all of them in one call, to the bit what the ops above give one after another; else
+    None. For steps of at most `few_rows` rows. float32."""
 
     lora_b_by_rank: bool = False
     """How b lies in memory for `add_lora` and `linear_lora` (see `lora_room`)."""

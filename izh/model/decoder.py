@@ -8,13 +8,16 @@ Names of the projections, which features may replace in place: `layers.{i}.atten
 `layers.{i}.attention.o_proj`, `layers.{i}.mlp.gate_up_proj`, `layers.{i}.mlp.down_proj`, `embed_tokens`, `lm_head`.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from izh.batch import Batch
+from izh.kernels.decoder import DecoderLayers, DecoderSizes
 from izh.kernels.ops import Ops
-from izh.model.layers import DecoderLayer, Linear, Pages, RMSNorm
+from izh.model.layers import CosSin, DecoderLayer, Linear, Pages, RMSNorm
 from izh.model.module import Module
 from izh.model.rope import Rotary
 from izh.model.spec import ModelSpec
@@ -61,6 +64,7 @@ class Decoder(Module):
         self.rotary = [Rotary(rope, device) for rope in spec.ropes]
         # The reference rounds the scale to the weights' dtype before multiplying (55.4256 is 55.5 in bfloat16).
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
+        self._joined: DecoderLayers | None = None
         self.requires_grad_(False)
 
     def pack(self) -> None:
@@ -70,6 +74,24 @@ class Decoder(Module):
             if isinstance(module, Linear):
                 module.pack()
 
+    def join(self) -> None:
+        """Compute steps of few rows in one call for all layers from now on, if the ops have that, with the weights that
+        there are now. A step that needs more than those says so (`Batch.is_adapted`)."""
+        if self.ops.join_layers is None or self.norm.weight.dtype is not torch.float32:
+            return
+        spec = self.spec
+        sizes = DecoderSizes(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            intermediate_size=spec.intermediate_size,
+            eps=spec.rms_norm_eps,
+            scale=spec.attention_scale,
+            activation=spec.activation,
+        )
+        layers = [cast(DecoderLayer, layer).given() for layer in self.layers]
+        self._joined = self.ops.join_layers(layers, sizes)
+
     def forward(self, batch: Batch, pages: list[Pages]) -> Tensor:
         """The step's rows after the final norm, [T, hidden_size].
 
@@ -78,15 +100,26 @@ class Decoder(Module):
         residual = self.embed(batch)
         positions = batch.positions[0] if batch.positions.shape[0] == 1 else batch.positions
         cos_sin = [rotary.cos_sin(positions, batch.rope_lens) for rotary in self.rotary]
-        x: Tensor | None = None
         deeper = self._deepstack(batch)
+        if self._joined is None or len(residual) > self.ops.few_rows or deeper or batch.both_ways or batch.is_adapted:
+            x, residual = self._one_by_one(residual, batch, cos_sin, pages, deeper)
+        else:
+            paging = batch.query_starts, batch.context_lens, batch.block_table, batch.write_slots
+            x, residual = self._joined(residual, cos_sin, pages, *paging)
+        return self.norm.add(x, residual)[0]
+
+    def _one_by_one(
+        self, residual: Tensor, batch: Batch, rotary: list[CosSin], pages: list[Pages], deeper: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """(what is still to be added, residual) after the last layer."""
+        x: Tensor | None = None
         for index, (layer, layer_pages) in enumerate(zip(self.layers, pages, strict=True)):
-            x, residual = layer(x, residual, batch, cos_sin, layer_pages)
+            x, residual = layer(x, residual, batch, rotary, layer_pages)
             if index < len(deeper):
                 assert batch.overrides is not None
                 residual = residual.index_add(0, batch.overrides.rows, deeper[index])
         assert x is not None
-        return self.norm.add(x, residual)[0]
+        return x, residual
 
     def embed(self, batch: Batch) -> Tensor:
         """Input rows [T, hidden_size]: scaled token embeddings, with the batch's overrides put in as they are."""

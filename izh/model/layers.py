@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from izh.batch import Batch
 from izh.kernels.both_ways import attend_both_ways
+from izh.kernels.decoder import CosSin, LayerWeights, Pages, Projection
 from izh.kernels.ops import FrozenLinear, Ops
 from izh.model.module import Module
 from izh.model.spec import LayerSpec, ModelSpec
-
-CosSin = tuple[Tensor, Tensor]
-Pages = tuple[Tensor, Tensor]
 
 
 class Linear(Module, nn.Linear):
@@ -42,6 +40,11 @@ class Linear(Module, nn.Linear):
 
     def reset_parameters(self) -> None:
         pass
+
+    @property
+    def given(self) -> Projection:
+        """What a kernel computes with."""
+        return self.weight, self.bias
 
 
 class RMSNorm(Module):
@@ -155,3 +158,25 @@ class DecoderLayer(Module):
         if self.post_mlp_norm is not None:
             x = self.post_mlp_norm(x)
         return x, residual
+
+    def given(self) -> LayerWeights:
+        """What the layer computes with, and how."""
+        attention, mlp = self.attention, self.mlp
+
+        def weight(norm: RMSNorm | None) -> Tensor | None:
+            return None if norm is None else norm.weight
+
+        return LayerWeights(
+            input_norm=self.input_norm.weight,
+            qkv=attention.qkv_proj.given,
+            q_norm=weight(attention.q_norm),
+            k_norm=weight(attention.k_norm),
+            o=attention.o_proj.given,
+            post_attention_norm=weight(self.post_attention_norm),
+            mlp_norm=self.mlp_norm.weight,
+            gate_up=mlp.gate_up_proj.given,
+            down=mlp.down_proj.given,
+            post_mlp_norm=weight(self.post_mlp_norm),
+            rope=self.rope,
+            window=attention.window,
+        )

@@ -11,6 +11,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from izh.kernels.decoder import Projection
 from izh.kernels.ops import QuantizedLinear
 from izh.model.decoder import Decoder, Embedding
 from izh.model.layers import Linear
@@ -35,6 +36,11 @@ class LowBitLinear(Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> [T, out_features]."""
         return self.quantized(x)
+
+    @property
+    def given(self) -> Projection:
+        """As `Linear.given`."""
+        return self.quantized
 
 
 class LowBitEmbedding(Module):

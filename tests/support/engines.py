@@ -45,6 +45,7 @@ def load(source: ModelSource, **options: object) -> Loaded:
     )
     if settings.packs_weights:
         model.pack()
+    model.join()
     return Loaded(settings, model, fingerprint)
 
 

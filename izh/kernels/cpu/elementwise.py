@@ -65,7 +65,7 @@ def _norm_rows(
 
 
 @kernel(parallel=True)
-def _norm(
+def norm_kernel(
     x_address: int, rows: int, inner: int, outer_stride: int, inner_stride: int, residual_address: int,
     residual_stride: int, weight_address: int, width: int, eps: float, out_address: int, threads: int,
 ) -> None:  # fmt: skip
@@ -102,7 +102,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     else:
         raise ValueError(f"x: {dims} dimensions; rms_norm takes one to three")
     out = torch.empty(shape)
-    _norm(
+    norm_kernel(
         x.data_ptr(), rows, inner, outer_stride, inner_stride, 0, 0, weight.data_ptr(), width, float(eps),
         out.data_ptr(), _threads(rows * width),
     )  # fmt: skip
@@ -118,7 +118,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     if check("weight", weight, torch.float32, 1, contiguous=True)[0] != width:
         raise ValueError(f"weight: {weight.shape[0]} entries for rows of x {tuple(shape)}")
     out = torch.empty(rows, width)
-    _norm(
+    norm_kernel(
         x.data_ptr(), rows, 1, x.stride(0), 0, residual.data_ptr(), residual.stride(0), weight.data_ptr(), width,
         float(eps), out.data_ptr(), _threads(rows * width),
     )  # fmt: skip
@@ -141,7 +141,7 @@ def _rotate_rows(
 
 
 @kernel(parallel=True)
-def _rope(
+def rope_kernel(
     q_address: int, q_heads: int, q_row: int, q_head: int, k_address: int, k_heads: int, k_row: int, k_head: int,
     rows: int, width: int, cos_address: int, sin_address: int, half: int, threads: int,
 ) -> None:  # fmt: skip
@@ -174,7 +174,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
         raise ValueError(f"sin: shape {tuple(sin.shape)} differs from cos {tuple(shape)}")
     q_row, q_head, _ = q.stride()
     k_row, k_head, _ = k.stride()
-    _rope(
+    rope_kernel(
         q.data_ptr(), q_heads, q_row, q_head, k.data_ptr(), k_heads, k_row, k_head, rows, width, cos.data_ptr(),
         sin.data_ptr(), half, _threads(rows * (q_heads + k_heads) * width),
     )  # fmt: skip
@@ -199,7 +199,7 @@ def _write_rows(
 
 
 @kernel(parallel=True)
-def _write_kv(
+def write_kv_kernel(
     k_address: int, k_row: int, k_head: int, v_address: int, v_row: int, v_head: int, rows: int, heads: int, width: int,
     k_pages_address: int, v_pages_address: int, num_slots: int, block: int, slots_address: int, threads: int,
 ) -> int:  # fmt: skip
@@ -239,7 +239,7 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
         raise ValueError(f"slots: {slots.shape[0]} entries for {rows} rows of k")
     k_row, k_head, _ = k.stride()
     v_row, v_head, _ = v.stride()
-    bad = _write_kv(
+    bad = write_kv_kernel(
         k.data_ptr(), k_row, k_head, v.data_ptr(), v_row, v_head, rows, heads, width, k_pages.data_ptr(),
         v_pages.data_ptr(), num_blocks * block, block, slots.data_ptr(), _threads(2 * rows * heads * width),
     )  # fmt: skip
@@ -264,7 +264,9 @@ def _gate_rows(start: int, stop: int, x: Any, row_stride: int, width: int, tanh:
 
 
 @kernel(parallel=True)
-def _gate(x_address: int, rows: int, row_stride: int, width: int, tanh: bool, out_address: int, threads: int) -> None:
+def gate_kernel(
+    x_address: int, rows: int, row_stride: int, width: int, tanh: bool, out_address: int, threads: int
+) -> None:
     x = carray(float32_at(x_address), rows * row_stride + 2 * width)
     out = carray(float32_at(out_address), rows * width)
     if threads == 1:
@@ -279,7 +281,7 @@ def _gated(x: Tensor, tanh: bool) -> Tensor:
     if both % 2:
         raise ValueError(f"x: width {both} is odd; it holds gate and up side by side")
     out = torch.empty(rows, both // 2)
-    _gate(x.data_ptr(), rows, x.stride(0), both // 2, tanh, out.data_ptr(), _threads(4 * rows * both))
+    gate_kernel(x.data_ptr(), rows, x.stride(0), both // 2, tanh, out.data_ptr(), _threads(4 * rows * both))
     return out
 
 

@@ -149,6 +149,22 @@ def _linear(
             _panels(start, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
 
 
+@kernel()
+def linear_at(fixed: Any, x_address: int, rows: int, x_row: int, out_address: int, threads: int) -> None:
+    """`linear` for another kernel: `fixed` is an array of what `fixed_arguments` says of the weight and the bias."""
+    outputs, width = fixed[0], fixed[1]
+    _linear(
+        x_address, rows, x_row, fixed[2], fixed[3], outputs, width, fixed[4], fixed[5], out_address,
+        1 if rows * outputs * width < PARALLEL_WORK else threads,
+    )  # fmt: skip
+
+
+def fixed_arguments(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    """Outputs, width, and what else `linear_at` has to know of a layer. Raises: ValueError naming the argument."""
+    width, outputs, *of_bias = check_weight(weight, bias)
+    return outputs, width, weight.data_ptr(), weight.stride(0), *of_bias
+
+
 def check_weight(weight: Tensor, bias: Tensor | None) -> tuple[int, int, int, int]:
     """(width, outputs, the bias's address, its entries) of what a kernel can take. Raises: ValueError naming the
     argument."""

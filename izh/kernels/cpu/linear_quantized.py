@@ -90,7 +90,17 @@ def _linear(
             )  # fmt: skip
 
 
-class _QuantizedLinear:
+@kernel()
+def linear_at(fixed: Any, x_address: int, rows: int, x_row: int, out_address: int, threads: int) -> None:
+    """A layer's product for another kernel: `fixed` is an array of its `fixed_arguments`."""
+    outputs, width = fixed[0], fixed[1]
+    _linear(
+        fixed[2], fixed[3], fixed[4], fixed[5], fixed[6], fixed[7], x_address, rows, x_row, width, fixed[8], fixed[9],
+        fixed[10], fixed[11], out_address, outputs, 1 if rows * outputs * width < PARALLEL_WORK else threads,
+    )  # fmt: skip
+
+
+class PackedLinear:
     """See `Ops.quantize_linear`. Codes and scales lie as `simd_integer.py` wants them, filled up with zeros."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, form: Form) -> None:
@@ -112,6 +122,12 @@ class _QuantizedLinear:
         self._sizes = (
             form.bits, OFFSET[form.bits], groups, self._packed.nbytes // blocks, self._scales.nbytes // blocks,
         )  # fmt: skip
+
+    @property
+    def fixed_arguments(self) -> tuple[int, ...]:
+        """Outputs, width, and what else `linear_at` has to know of the layer."""
+        bias = (0, 0) if self._bias is None else (self._bias.data_ptr(), self.outputs)
+        return (self.outputs, self.width, *self._sizes, self._packed.data_ptr(), self._scales.data_ptr(), *bias)
 
     @property
     def num_bytes(self) -> int:
@@ -164,4 +180,4 @@ def _unpacked(packed: Tensor, bits: int) -> Tensor:
 
 def quantize_linear(weight: Tensor, bias: Tensor | None, form: str) -> QuantizedLinear:
     """See `Ops.quantize_linear`. Raises: ValueError naming what is no float32 on the CPU, or does not fit."""
-    return _QuantizedLinear(weight, bias, FORMS[form])
+    return PackedLinear(weight, bias, FORMS[form])

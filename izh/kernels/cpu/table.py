@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from izh.kernels.cpu import (
     attention,
+    decoder,
     draw,
     elementwise,
     first_max,
@@ -23,6 +25,7 @@ from izh.kernels.cpu import (
 )
 from izh.kernels.cpu.row_limits import ANY_ROWS, RowLimits
 from izh.kernels.cpu.simd import HAS_HALF
+from izh.kernels.decoder import DecoderSizes, LayerWeights, Projection
 from izh.kernels.draw import Filters
 from izh.kernels.lora import AdapterRows, lora_room
 from izh.kernels.ops import Ops
@@ -45,6 +48,7 @@ NUMBA = Ops(
     first_max=first_max.first_max,
     draw=draw.draw,
     linear_lora=lora.LoraLinear,
+    join_layers=decoder.join_layers,
     lora_b_by_rank=True,
     lora_half=HAS_HALF,
     few_rows=64,
@@ -75,6 +79,10 @@ def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bo
     filters = Filters(row[0, :1] + 1, row[0, :1], number.long(), number, is_on=False)
     b = lora_room(weight, 1, 1, NUMBA.lora_b_by_rank)
     assert rows is not None
+
+    def project(weight: Tensor) -> Projection:
+        return NUMBA.quantize_linear(weight, None, "int8") if quantized else (weight, None)
+
     calls: list[Callable[[], object]] = [
         lambda: NUMBA.linear(row, row, None),
         lambda: NUMBA.rms_norm(row, row[0], 1e-5),
@@ -87,11 +95,35 @@ def warm_up(progress: Callable[[int, int], None] | None = None, *, quantized: bo
         lambda: NUMBA.draw(row, row[0, :1], filters, 0 * number),
         lambda: NUMBA.add_lora(row, row, row[None, None], b, (0, 8), one[None], rows),
         lambda: lora.LoraLinear(weight, None, row[None, None], b, (0, 8), one[None])(row, rows),
+        lambda: _one_layer(row, pages, project),
     ]
-    if quantized:
-        calls.append(lambda: NUMBA.quantize_linear(row, None, "int8")(row))
     for done, call in enumerate([None, *calls]):
         if call is not None:
             call()
         if progress is not None:
             progress(done, len(calls))
+
+
+def _one_layer(row: Tensor, pages: Tensor, projection: Callable[[Tensor], Projection]) -> None:
+    """A decoder of one layer, one head and 8 numbers a row, on one row."""
+    norm, weight = row[0], torch.zeros(8, 8)
+    layer = LayerWeights(
+        input_norm=norm,
+        qkv=projection(torch.zeros(24, 8)),
+        q_norm=None,
+        k_norm=None,
+        o=projection(weight),
+        post_attention_norm=None,
+        mlp_norm=norm,
+        gate_up=projection(torch.zeros(16, 8)),
+        down=projection(weight),
+        post_mlp_norm=None,
+        rope=None,
+        window=None,
+    )
+    sizes = DecoderSizes(
+        num_heads=1, num_kv_heads=1, head_dim=8, intermediate_size=8, eps=1e-5, scale=1.0, activation="silu"
+    )
+    starts, blocks = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    layers = decoder.join_layers([layer], sizes)
+    layers(row.clone(), [], [(pages, pages)], starts, starts[1:], blocks, torch.zeros(1, dtype=torch.int64))

@@ -39,7 +39,7 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
         "from izh.kernels.cpu import elementwise\n"
         "ops = select(torch.device('cpu'), None)\n"
         "assert ops.silu_mul(torch.ones(1, 2)).shape == (1, 1)\n"
-        "stats = elementwise._gate.stats\n"
+        "stats = elementwise.gate_kernel.stats\n"
         "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))\n"
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -67,7 +67,7 @@ def test_warm_up_reports_and_leaves_nothing_to_compile() -> None:
     table.NUMBA.paged_attention(strided, pages, pages, starts, lens, blocks, 1, 2)
     ones, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
     table.NUMBA.draw(strided[:, 0], ones, Filters(ones, -ones, torch.tensor([1, 2, 8]), double, True), double / 2)
-    kernels = (elementwise._norm, elementwise._rope, elementwise._write_kv, elementwise._gate)
+    kernels = (elementwise.norm_kernel, elementwise.rope_kernel, elementwise.write_kv_kernel, elementwise.gate_kernel)
     others = (linear._linear, attention._paged_attention, draw._draw)
     assert [len(kernel.signatures) for kernel in (*kernels, *others)] == [1] * 7
 

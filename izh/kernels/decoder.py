@@ -1,0 +1,72 @@
+"""All layers of a decoder as one op: what it is given.
+
+Owns: LayerWeights and DecoderSizes, which say what the layers are, and DecoderLayers, what computes them.
+Must not know: modules, how a kernel does it. `izh/model/layers.py` is the definition of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from izh.kernels.ops import QuantizedLinear
+
+CosSin = tuple[Tensor, Tensor]
+Pages = tuple[Tensor, Tensor]
+Projection: TypeAlias = "tuple[Tensor, Tensor | None] | QuantizedLinear"
+"""Weight [N, K] and bias [N] or None; or what the same table's `quantize_linear` made. All have the same kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights:
+    """One layer's. Norms that a family does not have are None. `rope`: which of the step's recipes turns queries and
+    keys, None for no rotation; `window` as in `Ops.paged_attention`."""
+
+    input_norm: Tensor
+    qkv: Projection
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Projection
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Projection
+    down: Projection
+    post_mlp_norm: Tensor | None
+    rope: int | None
+    window: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSizes:
+    """What all layers share."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    eps: float
+    scale: float
+    activation: Literal["silu", "gelu_tanh"]
+
+
+class DecoderLayers(Protocol):
+    """Layers that keep their weights alive."""
+
+    def __call__(
+        self,
+        residual: Tensor,
+        rotary: Sequence[CosSin],
+        pages: Sequence[Pages],
+        query_starts: Tensor,
+        context_lens: Tensor,
+        block_table: Tensor,
+        write_slots: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """residual [T, D] -> (what is still to be added, residual), both [T, D], after the last layer. `rotary` has cos
+        and sin [T, R/2] of each recipe, `pages` k_pages and v_pages of each layer. Modifies the pages and may work in
+        place on `residual`."""
+        ...
