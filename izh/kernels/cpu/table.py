@@ -12,11 +12,11 @@ from torch import Tensor
 
 from izh.kernels.cpu import (
     attention,
-    decoder,
     draw,
     elementwise,
     first_max,
     frozen,
+    join,
     layer_norm,
     linear,
     linear_quantized,
@@ -48,7 +48,7 @@ NUMBA = Ops(
     first_max=first_max.first_max,
     draw=draw.draw,
     linear_lora=lora.LoraLinear,
-    join_layers=decoder.join_layers,
+    join_layers=join.join_layers,
     lora_b_by_rank=True,
     lora_half=HAS_HALF,
     few_rows=64,
@@ -125,5 +125,5 @@ def _one_layer(row: Tensor, pages: Tensor, projection: Callable[[Tensor], Projec
         num_heads=1, num_kv_heads=1, head_dim=8, intermediate_size=8, eps=1e-5, scale=1.0, activation="silu"
     )
     starts, blocks = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
-    layers = decoder.join_layers([layer], sizes)
+    layers = join.join_layers([layer], sizes)
     layers(row.clone(), [], [(pages, pages)], starts, starts[1:], blocks, torch.zeros(1, dtype=torch.int64))
