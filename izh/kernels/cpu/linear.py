@@ -5,8 +5,9 @@ Must not know: models, checkpoints. The weight is read as it lies: there is no s
 Invariant: a row's numbers depend on that row and the weights alone; they are bit for bit the same among any number of
 rows.
 
-Four weight rows at a time meet the rows of x three by three. Each of these passes also fetches its part of the next
-four, so that memory is busy while the arithmetic runs: without that the two add up, and 8 rows take twice as long.
+Four weight rows at a time, eight with AVX-512, meet the rows of x three by three. Each of these passes also fetches its
+part of the next ones, so that memory is busy while the arithmetic runs: without that the two add up, and 8 rows take
+twice as long.
 
 Microseconds, kernel / F.linear, other weights in every call, median of 7 on 2 cores of a Zen 5 held to AVX2. With
 AVX-512 up to 8 rows take as long, which is the memory's time, and 32 a quarter less:
@@ -29,13 +30,16 @@ from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, kernel, share
-from izh.kernels.cpu.simd import LANES, LINE, dot_tile_ahead
+from izh.kernels.cpu.simd import LANES, LINE
+from izh.kernels.cpu.simd import dot_tile_ahead as tile
 
 PANEL = 66  # rows that meet the weights at once, three by three
 _KEPT = 131072  # floats of the weight that stay in the second cache while panel after panel meets them: half of 1 MiB
 PARALLEL_WORK = 65536  # rows x outputs x width below which one thread does all: a few microseconds on one core
 
-_ALL_LINES, _HALF_LINES = 4 * LANES // LINE, 2 * LANES // LINE  # per vector, of the next four rows in one pass or more
+COLUMNS = LANES // 2  # of a tile, whose sums stay in registers: 3 rows x 4 of the 16 of AVX2, x 8 of the 32 of AVX-512
+# Cache lines per vector, of the next tile's weights in one pass or more.
+_ALL_LINES, _HALF_LINES = COLUMNS * LANES // LINE, COLUMNS * LANES // LINE // 2
 
 
 @kernel()
@@ -43,22 +47,29 @@ def dot_pass(
     i: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int, out: Any, out_at: int,
     out_row: int, ahead: int, step: int,
 ) -> None:  # fmt: skip
-    """out[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`) and j < 4; fetches
-    `step` floats from `ahead` on for each vector of the width."""
+    """out[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`) and j < COLUMNS;
+    fetches `step` floats from `ahead` on for each vector of the width."""
     to, x_at = out_at + i * out_row, i * x_row
     if rows > 3:
         if rows - i >= 3:
-            dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, _HALF_LINES)
+            tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, COLUMNS, _HALF_LINES)
         elif rows - i == 2:
-            dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, _HALF_LINES)
+            tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, COLUMNS, _HALF_LINES)
         else:
-            dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, _HALF_LINES)
+            tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, COLUMNS, _HALF_LINES)
     elif rows == 3:
-        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, _ALL_LINES)
+        tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, COLUMNS, _ALL_LINES)
     elif rows == 2:
-        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, _ALL_LINES)
+        tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, COLUMNS, _ALL_LINES)
     else:
-        dot_tile_ahead(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, _ALL_LINES)
+        tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, COLUMNS, _ALL_LINES)
+
+
+@kernel()
+def fetch_step(passes: int) -> int:
+    """Floats between what a pass fetches for one vector and for the next: with none left out, all of the next tile's
+    weights are fetched in so many passes."""
+    return (COLUMNS * LANES + passes - 1) // passes
 
 
 @kernel()
@@ -83,18 +94,19 @@ def _outputs(
     """Columns [start, stop) of the result."""
     whole = width - width % LANES
     passes = (rows + 2) // 3
+    step = fetch_step(passes)
     n = start
-    while n + 4 <= stop:
+    while n + COLUMNS <= stop:
         at = n * weight_row
-        ahead = at + 4 * weight_row
+        ahead = at + COLUMNS * weight_row
         for i in range(0, rows, 3):
-            dot_pass(
-                i, x, rows, x_row, weight, at, weight_row, whole, out, n, outputs, ahead, 4 * LANES // passes
-            )  # fmt: skip
-            ahead += 4 * weight_row // passes
+            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, out, n, outputs, ahead, step)
+            ahead += COLUMNS * weight_row // passes
         if whole < width or bias.size:
-            finish(n, 4, x, rows, x_row, weight, at, weight_row, whole, width, out, n, outputs, bias, out, outputs)
-        n += 4
+            finish(
+                n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, out, n, outputs, bias, out, outputs
+            )  # fmt: skip
+        n += COLUMNS
     last_outputs(n, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
 
 
@@ -103,15 +115,16 @@ def last_outputs(
     n: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any, out: Any,
     out_row: int,
 ) -> None:  # fmt: skip
-    """The last columns, less than four: there are no four weight rows to read, so each is taken as if it were four."""
+    """The last columns, less than a tile's: there are not so many weight rows to read, so each is taken as if it were
+    all of them."""
     if n == stop:
         return
-    sums, whole = np.empty(rows * 4, np.float32), width - width % LANES
+    sums, whole = np.empty(rows * COLUMNS, np.float32), width - width % LANES
     while n < stop:
         at = n * weight_row
         for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, 0, whole, sums, 0, 4, at, 0)
-        finish(n, 1, x, rows, x_row, weight, at, 0, whole, width, sums, 0, 4, bias, out, out_row)
+            dot_pass(i, x, rows, x_row, weight, at, 0, whole, sums, 0, COLUMNS, at, 0)
+        finish(n, 1, x, rows, x_row, weight, at, 0, whole, width, sums, 0, COLUMNS, bias, out, out_row)
         n += 1
 
 
@@ -122,7 +135,7 @@ def _panels(
 ) -> None:  # fmt: skip
     """Columns [start, stop) of the result, a panel of rows at a time: so many columns at once that the second cache
     keeps their weights from one panel to the next."""
-    step = outputs if rows <= PANEL else max(_KEPT // width // 4, 1) * 4
+    step = outputs if rows <= PANEL else max(_KEPT // width // COLUMNS, 1) * COLUMNS
     for n in range(start, stop, step):
         for first in range(0, rows, PANEL):
             _outputs(
@@ -143,9 +156,9 @@ def _linear(
     if threads == 1:
         _panels(np.int64(0), outputs, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
     else:
-        fours = (outputs + 3) // 4
+        tiles = (outputs + COLUMNS - 1) // COLUMNS
         for t in prange(threads):
-            start, stop = share(fours, t, threads) * 4, min(share(fours, t + 1, threads) * 4, outputs)
+            start, stop = share(tiles, t, threads) * COLUMNS, min(share(tiles, t + 1, threads) * COLUMNS, outputs)
             _panels(start, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
 
 

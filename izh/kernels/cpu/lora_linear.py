@@ -19,7 +19,7 @@ import numpy as np
 from numba import carray, prange
 
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel, uint16_at
-from izh.kernels.cpu.linear import PARALLEL_WORK, dot_pass, finish, last_outputs
+from izh.kernels.cpu.linear import COLUMNS, PARALLEL_WORK, dot_pass, fetch_step, finish, last_outputs
 from izh.kernels.cpu.lora_plan import (
     AT,
     LINES,
@@ -43,18 +43,19 @@ def _first_phase(
     """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
     whole, a_line = width - width % LANES, LINE_BYTES // a.itemsize
     passes = (rows + 2) // 3
+    step = fetch_step(passes)
     lines = fetched = line = 0  # `line` is the next one of unit `fetching`
     for v in range(u, last):
         lines += units[v, LINES]
     fetching = u
-    for n in range(start, stop, 4):
+    for n in range(start, stop, COLUMNS):
         at = n * weight_row
-        ahead, here = at + 4 * weight_row, fetching
-        due = lines * (n + 4 - start) // (stop - start)
+        ahead, here = at + COLUMNS * weight_row, fetching
+        due = lines * (n + COLUMNS - start) // (stop - start)
         a_pass = (due - fetched + passes - 1) // passes
         for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, 4 * LANES // passes)
-            ahead += 4 * weight_row // passes
+            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, step)
+            ahead += COLUMNS * weight_row // passes
             now = min(due, fetched + a_pass)
             while fetched < now:
                 run = min(now - fetched, units[fetching, LINES] - line)
@@ -67,7 +68,7 @@ def _first_phase(
                     line = 0
                     fetching += 1
         if whole < width or bias.size:
-            finish(n, 4, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
+            finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if u < here:
             shrink(u, here, units, x, x_row, order, a, width, low, low_row, np.int64(0))
             u = here
@@ -83,6 +84,7 @@ def _second_phase(
     """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile."""
     whole, b_line = width - width % LANES, LINE_BYTES // b.itemsize
     passes = (rows + 2) // 3
+    step = fetch_step(passes)
     lines = fetched = 0  # a line here is one rank of an adapter in one piece of columns
     column = start
     while column < stop:
@@ -93,14 +95,14 @@ def _second_phase(
     column = fetching = start
     part, end = block_at(start, stop, offsets)
     g, left, from_at, num = -1, 0, 0, 0  # whose ranks are fetched, from where
-    for n in range(done, stop - 3, 4):
+    for n in range(done, stop - COLUMNS + 1, COLUMNS):
         at = n * weight_row
-        ahead, here = at + 4 * weight_row, fetching
-        due = lines * (n + 4 - done) // (stop - done)
+        ahead, here = at + COLUMNS * weight_row, fetching
+        due = lines * (n + COLUMNS - done) // (stop - done)
         a_pass = (due - fetched + passes - 1) // passes
         for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, 4 * LANES // passes)
-            ahead += 4 * weight_row // passes
+            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, step)
+            ahead += COLUMNS * weight_row // passes
             now = min(due, fetched + a_pass)
             while fetched < now:
                 while left == 0:
@@ -121,13 +123,13 @@ def _second_phase(
                 left -= run
                 fetched += run
         if whole < width or bias.size:
-            finish(n, 4, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
+            finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if column < here:
             column = _expand_pieces(
-                column, here, n + 4, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots,
+                column, here, n + COLUMNS, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots,
                 ranks, y, y_row,
             )  # fmt: skip
-    last_outputs(stop - (stop - done) % 4, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row)
+    last_outputs(stop - (stop - done) % COLUMNS, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row)
     _expand_pieces(
         column, stop, stop, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots, ranks, y,
         y_row,
@@ -233,7 +235,7 @@ def linear_lora_rows(
     early = outputs
     for t in range(threads):
         early = min(early, cuts[t + 1] - cuts[t])
-    early = early * shrinks // max(shrinks + expands, 1) // 4 * 4
+    early = early * shrinks // max(shrinks + expands, 1) // COLUMNS * COLUMNS
     if threads == 1:
         _first_share(
             np.int64(0), threads, cuts, early, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,

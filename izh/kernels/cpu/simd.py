@@ -199,22 +199,24 @@ def dot_tile_ahead(
     ahead_at: Any,
     ahead_step: Any,
     num_rows: Any,
+    num_keys: Any,
     num_lines: Any,
 ) -> Any:
-    """out[out_at + i * out_stride + j] = sum over d < width of rows[i, d] * keys[j, d], for i < num_rows and j < 4.
+    """out[out_at + i * out_stride + j] = sum over d < width of rows[i, d] * keys[j, d], for i < num_rows and
+    j < num_keys, 4 or 8.
 
-    `width` is a multiple of LANES; `num_rows` is a literal: three rows by four keys is what 16 vector registers hold.
-    Meanwhile fetches `num_lines` (a literal) cache lines of the keys from `ahead_at + n * ahead_step` on for each
-    vector n of the width. They may lie beyond the end.
+    `width` is a multiple of LANES; `num_rows` is a literal: three rows by four keys is what 16 vector registers hold, by
+    eight what 32 do. Meanwhile fetches `num_lines` cache lines of the keys from `ahead_at + n * ahead_step` on for each
+    vector n of the width. They may lie beyond the end. These numbers are literals.
     """
     at = types.intp
-    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows, num_lines)
+    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows, num_keys, num_lines)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, a_at, a_step, _, _ = args
+        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, a_at, a_step, _, _, _ = args
         code = VectorCode(context, builder)
         q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(num_rows.literal_value)]
-        k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(4)]
+        k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(num_keys.literal_value)]
         o_rows = [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))]
         code.dot(q_rows, k_rows, stop, o_rows, (code.row(keys, k, a_at, k_stride, 0), a_step, num_lines.literal_value))
         return context.get_dummy_value()

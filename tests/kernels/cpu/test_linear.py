@@ -97,16 +97,17 @@ def test_nothing_is_written_outside_the_result() -> None:
 
 @kernel(cache=False)
 def _both_tiles(x: Any, keys: Any, width: int, plain: Any, ahead: Any) -> None:
-    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, plain, 0, 4, 0, 0, 3, 0)
-    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, ahead, 0, 4, 4 * width, 32, 3, 2)
+    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, plain, 0, 8, 0, 0, 3, 4, 0)
+    simd.dot_tile_ahead(x, 0, width, keys, 4 * width, width, width, plain, 4, 8, 0, 0, 3, 4, 0)
+    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, ahead, 0, 8, 8 * width, 32, 3, 8, 2)
 
 
 def test_fetching_ahead_changes_no_bit() -> None:
-    x, keys = random(3, 16 * LANES), random(4, 16 * LANES)
-    plain, ahead = torch.empty(12), torch.zeros(12)
+    x, keys = random(3, 16 * LANES), random(8, 16 * LANES)
+    plain, ahead = torch.empty(24), torch.zeros(24)
     _both_tiles(x.flatten().numpy(), keys.flatten().numpy(), 16 * LANES, plain.numpy(), ahead.numpy())
     assert torch.equal(plain, ahead)
-    assert_right(ahead.view(3, 4), x, keys, None)
+    assert_right(ahead.view(3, 8), x, keys, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
