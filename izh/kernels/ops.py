@@ -106,8 +106,8 @@ class Ops:
     hold a copy in another order, so the caller lets go of the weight. "gelu" is the exact one (erf)."""
 
     quantize_linear: Callable[[Tensor, Tensor | None, str], QuantizedLinear]
-    """quantize_linear(weight [N, K], bias [N] or None, form "int8" or "int4") -> a layer with the weight in 8 or 4
-    bits, of which the caller lets go; the bias is kept as it is. float32 on the CPU."""
+    """quantize_linear(weight [N, K], bias [N] or None, form "int8", "int8x2" or "int4") -> a layer with the weight in 8
+    or 4 bits, of which the caller lets go; the bias is kept as it is. float32 on the CPU."""
 
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
     """layer_norm(x [T, N], weight [N], bias [N] or None, eps) -> [T, N] = (x - mean) / sqrt(variance + eps) * weight

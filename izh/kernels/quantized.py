@@ -7,6 +7,7 @@ group are of integers, none can overflow, and groups are added in order.
 
     weight    w[n, k] = s[n, g] q[n, k] + m[n, g]     g = k / 32; s and m in float16
     int8      q in -127 .. 127, s = max over k in g of |w[n, k]| / 127, no m
+    int8x2    the same; y is that of x, and + that of what the p of x leave of it, x[k] - t[g] p[k]
     int4      q in 0 .. 15, m = min over k in g of w[n, k], s = (max - m) / 15
     row       x[k] = t[g] p[k]                        t[g] = max over k in g of |x[k]| / 127, in float32
     result    y[n] = sum over g of t[g] (s[n, g] (sum over k in g of p[k] q[n, k])
@@ -47,9 +48,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """How weights are held."""
+    """How weights are held, and in how many digits of 8 bits what is multiplied with them is rounded: the second digit
+    rounds what the first leaves."""
 
     bits: Literal[8, 4]
+    digits: Literal[1, 2] = 1
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """weight [N, K] -> q [N, K] int8; and float16, of each group: s [N, G, 1], or s and m [N, G, 2].
@@ -80,7 +83,7 @@ class Form:
         return weight if self.bits == 8 else weight + of_each[..., 1]
 
 
-FORMS = {"int8": Form(bits=8), "int4": Form(bits=4)}
+FORMS = {"int8": Form(bits=8), "int4": Form(bits=4), "int8x2": Form(bits=8, digits=2)}
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,15 +109,24 @@ class _QuantizedLinear:
         return self._codes.nbytes + self._scales.nbytes
 
     def __call__(self, x: Tensor, activation: Activation = "none") -> Tensor:
-        codes, row_scales = quantize_activations(x.float())
-        y = x.new_zeros((len(x), len(self._codes)), dtype=torch.float32)
+        x = x.float()
+        codes, row_scales = quantize_activations(x)
+        y = self._product(codes, row_scales)
+        y = y if self._bias is None else y + self._bias
+        if self._form.digits == 2:
+            rounded = (codes * row_scales[..., None]).flatten(1)[:, : x.shape[1]]
+            y = self._product(*quantize_activations(x - rounded)) + y
+        return ACTIVATIONS[activation](y)
+
+    def _product(self, codes: Tensor, row_scales: Tensor) -> Tensor:
+        y = codes.new_zeros((len(codes), len(self._codes)))
         for g, q in enumerate(self._codes.split(GROUP, 1)):
             scales, p = self._scales[:, g].float(), codes[:, g]
             part = (p[:, : q.shape[1]] @ q.float().T) * scales[:, 0]  # the sums are exact
             if self._form.bits == 4:
                 part += p.sum(1, keepdim=True) * scales[:, 1]
             y += part * row_scales[:, g, None]
-        return ACTIVATIONS[activation](y if self._bias is None else y + self._bias)
+        return y
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._form.dequantize(self._codes[ids], self._scales[ids])

@@ -211,13 +211,16 @@ def _load_matching(
 
 
 def _ops(kernels: str | None, quantization: str | None) -> Ops:
-    """The CPU's ops; in few bits what freezes a weight quantizes it. Raises OptionError for another quantization."""
+    """The CPU's ops; in few bits what freezes a weight quantizes it. Raises OptionError for another quantization.
+
+    With 8 bits activations are rounded in two digits: in one, vectors of MiniLM keep a cosine of only 0.998."""
     ops = select(torch.device("cpu"), kernels)
     if quantization is None:
         return ops
     if quantization not in QUANTIZATIONS:
         raise OptionError(f"quantization: {quantization!r} is not known; {' and '.join(QUANTIZATIONS)} are")
-    return replace(ops, freeze_linear=lambda weight, bias: ops.quantize_linear(weight, bias, quantization))
+    form = "int8x2" if quantization == "int8" else quantization
+    return replace(ops, freeze_linear=lambda weight, bias: ops.quantize_linear(weight, bias, form))
 
 
 def _stays_whole(quantization: str | None, folder: Path, config: Any) -> None:

@@ -82,16 +82,17 @@ def test_no_sum_can_exceed_what_float32_counts_exactly() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_result_is_that_of_the_rounded_weight_to_8_bits_of_each_group_of_activations(form: str) -> None:
+def test_the_result_is_that_of_the_rounded_weight_to_the_digits_of_each_group_of_activations(form: str) -> None:
     weight, bias, x = random(9, 130), random(9), random(5, 130) * torch.logspace(-3, 3, 130)
     layer = quantize_linear(weight, bias, form)
     rounded = layer.rows(torch.arange(9))
     exact = F.linear(x.double(), rounded.double(), bias.double())
+    step = (2 * TOP) ** FORMS[form].digits  # the second digit rounds what the first left, half of its step at most
     bound = sum(
-        (part.abs().amax(1) / TOP / 2)[:, None] * mine.abs().sum(1)
+        (part.abs().amax(1) / step)[:, None] * mine.abs().sum(1)
         for part, mine in zip(x.split(GROUP, 1), rounded.split(GROUP, 1), strict=True)
     )
-    assert ((layer(x) - exact).abs() <= bound * 1.01).all()
+    assert ((layer(x) - exact).abs() <= bound * 1.01 + exact.abs().max() * 1e-6).all()
     assert torch.equal(layer(x, "relu"), layer(x).relu())
 
 

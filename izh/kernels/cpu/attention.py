@@ -50,7 +50,7 @@ SPAN = 512  # keys per independent piece: the least that one thread takes of a l
 PARALLEL_WORK = 100_000  # query heads x keys x width, below which one thread does all: about 10 us on one core
 
 _LOG2_E = np.float32(math.log2(math.e))  # the softmax works in powers of two
-_NO_WINDOW = 1 << 62
+NO_WINDOW = 1 << 62
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
@@ -173,7 +173,7 @@ def _merge_partial(
 
 
 @kernel(parallel=True)
-def _paged_attention(
+def paged_attention_kernel(
     q_address: int, q_row: int, q_head: int, k_address: int, v_address: int, page_floats: int, starts_address: int,
     lens_address: int, table_address: int, num_sequences: int, table_width: int, num_rows: int, num_heads: int,
     ratio: int, width: int, block: int, scale: float, window: int, threads: int, out_address: int,
@@ -243,10 +243,10 @@ def paged_attention(
         raise ValueError(f"window: {window} keys; a row sees at least itself, so the least is 1 (None = no window)")
     out = torch.empty((num_rows, num_query_heads, width))
     q_row, q_head, _ = q.stride()
-    fault = _paged_attention(
+    fault = paged_attention_kernel(
         q.data_ptr(), q_row, q_head, k_pages.data_ptr(), v_pages.data_ptr(), k_pages.numel(), query_starts.data_ptr(),
         context_lens.data_ptr(), block_table.data_ptr(), num_sequences, table_width, num_rows, num_heads,
-        num_query_heads // num_heads, width, block, float(scale), _NO_WINDOW if window is None else window,
+        num_query_heads // num_heads, width, block, float(scale), NO_WINDOW if window is None else window,
         numba.get_num_threads(), out.data_ptr(),
     )  # fmt: skip
     if fault >= 0:

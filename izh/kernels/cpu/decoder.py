@@ -117,7 +117,7 @@ def _attend(
     )  # fmt: skip
     if bad >= 0:
         return -2 - bad
-    return attention._paged_attention(
+    return attention.paged_attention_kernel(
         q, q_row, width, k_pages, v_pages, step.num_blocks * kv_heads * step.block * width, step.query_starts,
         step.context_lens, step.block_table, step.num_sequences, step.table_width, rows, kv_heads, heads // kv_heads,
         width, step.block, scale, layer[WINDOW], step.threads, out,

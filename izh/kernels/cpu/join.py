@@ -133,7 +133,7 @@ class _Layers:
         if (layer.q_norm is None) != (layer.k_norm is None):
             raise ValueError("q_norm, k_norm: one of them is None; a layer has both or neither")
         row[ROPE] = -1 if layer.rope is None else layer.rope
-        row[WINDOW] = attention._NO_WINDOW if layer.window is None else layer.window
+        row[WINDOW] = attention.NO_WINDOW if layer.window is None else layer.window
         q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         for field, name, width, outputs in (
             (QKV, "qkv", sizes.hidden, q + 2 * kv),

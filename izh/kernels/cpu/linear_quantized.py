@@ -31,36 +31,41 @@ PANEL_BYTES = 131072  # of x's whole numbers: half of a small second cache
 _COLUMNS = VECTORS * LANES
 _PAD = 2 * LANES  # columns are filled up to a multiple of it, whatever VECTORS is
 _CODE_BYTES = np.dtype(CODE).itemsize
+_OFFSET_8 = OFFSET[8]
 
 
 @kernel()
 def _columns(
-    start: int, stop: int, first: int, last: int, bits: int, groups: int, x: Any, row_scales: Any, row_sums: Any,
-    weight: Any, weight_bytes: int, scales: Any, scale_bytes: int, bias: Any, out: Any, outputs: int,
+    start: int, stop: int, first: int, last: int, rows: int, bits: int, digits: int, groups: int, x: Any,
+    row_scales: Any, row_sums: Any, weight: Any, weight_bytes: int, scales: Any, scale_bytes: int, bias: Any, out: Any,
+    outputs: int,
 ) -> None:  # fmt: skip
-    """Rows [first, last) of the columns [start, stop), both in units of _COLUMNS, in tiles of about the same size."""
+    """Rows [first, last) of the columns [start, stop), both in units of _COLUMNS, in tiles of about the same size. What
+    the second digits give is added to what the first ones gave."""
     tiles = (last - first + ROWS - 1) // ROWS
     for unit in range(start, stop):
         n, w, s = unit * _COLUMNS, unit * VECTORS * weight_bytes, unit * VECTORS * scale_bytes
         count = min(_COLUMNS, outputs - n)
-        for tile in range(tiles):
-            i, end = first + share(last - first, tile, tiles), first + share(last - first, tile + 1, tiles)
-            at, size, to = i * groups, end - i, i * outputs + n
-            if bits == 8:
-                integer_tile(
-                    8, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, weight, w, scales, s, groups, bias, n,
-                    out, to, outputs, count,
-                )  # fmt: skip
-            else:
-                integer_tile(
-                    4, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, weight, w, scales, s, groups, bias, n,
-                    out, to, outputs, count,
-                )  # fmt: skip
+        for digit in range(digits):
+            for tile in range(tiles):
+                i, end = first + share(last - first, tile, tiles), first + share(last - first, tile + 1, tiles)
+                at, size, to = (digit * rows + i) * groups, end - i, i * outputs + n
+                added, added_at, added_row = (out, to, outputs) if digit else (bias, n, 0)
+                if bits == 8:
+                    integer_tile(
+                        8, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, weight, w, scales, s, groups, added,
+                        added_at, added_row, out, to, outputs, count,
+                    )  # fmt: skip
+                else:
+                    integer_tile(
+                        4, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, weight, w, scales, s, groups, added,
+                        added_at, added_row, out, to, outputs, count,
+                    )  # fmt: skip
 
 
 @kernel(parallel=True)
 def _linear(
-    bits: int, offset: int, groups: int, weight_bytes: int, scale_bytes: int, x_address: int, rows: int, x_row: int,
+    bits: int, digits: int, groups: int, weight_bytes: int, scale_bytes: int, x_address: int, rows: int, x_row: int,
     width: int, weight_address: int, scales_address: int, bias_address: int, out_address: int, outputs: int,
     threads: int,
 ) -> None:  # fmt: skip
@@ -69,24 +74,24 @@ def _linear(
     x = carray(float32_at(x_address), (rows - 1) * x_row + width)
     weight = carray(int8_at(weight_address), units * VECTORS * weight_bytes)
     scales = carray(int8_at(scales_address), units * VECTORS * scale_bytes)
-    bias = carray(float32_at(bias_address), units * _COLUMNS)
+    bias = carray(float32_at(bias_address), outputs)
     out = carray(float32_at(out_address), rows * outputs)
-    codes = np.empty(rows * groups * GROUP, CODE)
-    row_scales, row_sums = np.empty(rows * groups, np.float32), np.empty(rows * groups, np.int32)
-    panel = max(PANEL_BYTES // (groups * GROUP * _CODE_BYTES) // ROWS, 1) * ROWS
-    times = -offset if offset else 1
+    num = digits * rows * groups
+    codes, row_scales, row_sums = np.empty(num * GROUP, CODE), np.empty(num, np.float32), np.empty(num, np.int32)
+    panel = max(PANEL_BYTES // (digits * groups * GROUP * _CODE_BYTES) // ROWS, 1) * ROWS
+    times = -_OFFSET_8 if bits == 8 else 1
     if rows < 4 * threads:
-        quantize_rows(0, rows, x, x_row, width, groups, times, codes, row_scales, row_sums)
+        quantize_rows(0, rows, x, x_row, width, groups, times, digits, rows, codes, row_scales, row_sums)
     else:
         for t in prange(threads):
             start, stop = share(rows, t, threads), share(rows, t + 1, threads)
-            quantize_rows(start, stop, x, x_row, width, groups, times, codes, row_scales, row_sums)
+            quantize_rows(start, stop, x, x_row, width, groups, times, digits, rows, codes, row_scales, row_sums)
     for t in prange(threads):
         start, stop = share(units, t, threads), share(units, t + 1, threads)
         for first in range(0, rows, panel):
             _columns(
-                start, stop, first, min(first + panel, rows), bits, groups, codes, row_scales, row_sums, weight,
-                weight_bytes, scales, scale_bytes, bias, out, outputs,
+                start, stop, first, min(first + panel, rows), rows, bits, digits, groups, codes, row_scales, row_sums,
+                weight, weight_bytes, scales, scale_bytes, bias, out, outputs,
             )  # fmt: skip
 
 
@@ -95,8 +100,8 @@ def linear_at(fixed: Any, x_address: int, rows: int, x_row: int, out_address: in
     """A layer's product for another kernel: `fixed` is an array of its `fixed_arguments`."""
     outputs, width = fixed[0], fixed[1]
     _linear(
-        fixed[2], fixed[3], fixed[4], fixed[5], fixed[6], fixed[7], x_address, rows, x_row, width, fixed[8], fixed[9],
-        fixed[10], fixed[11], out_address, outputs, 1 if rows * outputs * width < PARALLEL_WORK else threads,
+        fixed[2], fixed[3], fixed[4], fixed[5], fixed[6], x_address, rows, x_row, width, fixed[7], fixed[8], fixed[9],
+        out_address, outputs, 1 if rows * outputs * width < PARALLEL_WORK else threads,
     )  # fmt: skip
 
 
@@ -112,7 +117,7 @@ class PackedLinear:
         groups = scales.shape[1]
         blocks = -(-self.outputs // _PAD) * (_PAD // LANES)
         more = blocks * LANES - self.outputs
-        self._bias = F.pad(weight.new_zeros(self.outputs) if bias is None else bias.detach(), (0, more))
+        self._bias = weight.new_zeros(self.outputs) if bias is None else bias.detach()
         codes = F.pad(codes, (0, groups * GROUP - self.width, 0, more)).view(blocks, LANES, -1, WORD_CODES[form.bits])
         self._packed = _packed(codes, form.bits).transpose(1, 2).contiguous()
         if not HAS_HALF:
@@ -120,14 +125,14 @@ class PackedLinear:
         scales = F.pad(scales, (0, 0, 0, 0, 0, more)).view(blocks, LANES, groups, -1)
         self._scales = scales.permute(0, 2, 3, 1).contiguous()
         self._sizes = (
-            form.bits, OFFSET[form.bits], groups, self._packed.nbytes // blocks, self._scales.nbytes // blocks,
+            form.bits, form.digits, groups, self._packed.nbytes // blocks, self._scales.nbytes // blocks,
         )  # fmt: skip
 
     @property
     def fixed_arguments(self) -> tuple[int, ...]:
         """Outputs, width, and what else `linear_at` has to know of the layer."""
-        bias = (0, 0) if self._bias is None else (self._bias.data_ptr(), self.outputs)
-        return (self.outputs, self.width, *self._sizes, self._packed.data_ptr(), self._scales.data_ptr(), *bias)
+        addresses = (self._packed.data_ptr(), self._scales.data_ptr(), self._bias.data_ptr())
+        return (self.outputs, self.width, *self._sizes, *addresses)
 
     @property
     def num_bytes(self) -> int:

@@ -33,14 +33,24 @@ def _all(kind: ir.VectorType, value: float | int) -> ir.Value:
 
 @intrinsic
 def _quantize_group(
-    typing_context: Any, x: Any, at: Any, codes: Any, codes_at: Any, scales: Any, sums: Any, group: Any, times: Any
+    typing_context: Any,
+    x: Any,
+    at: Any,
+    codes: Any,
+    scales: Any,
+    sums: Any,
+    group: Any,
+    times: Any,
+    rest: Any,
 ) -> Any:
-    """x[at : at + GROUP] -> codes[codes_at : ...], their scale in scales[group], `times` their sum in sums[group]."""
+    """x[at : at + GROUP] -> a group's codes, their scale, `times` their sum, and what they leave in `rest` [GROUP]. That
+    may be x."""
     index = types.intp
-    signature = types.void(x, index, codes, index, scales, sums, index, types.int32)
+    signature = types.void(x, index, codes, scales, sums, index, types.int32, rest)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        _, x_at, _, to, _, _, g, factor_of_sum = args
+        _, x_at, _, _, _, g, factor_of_sum, _ = args
+        to = builder.mul(g, g.type(GROUP))
 
         def place(argument: int, offset: ir.Value, more: int = 0) -> ir.Value:
             data = context.make_array(signature.args[argument])(context, builder, args[argument]).data
@@ -72,6 +82,9 @@ def _quantize_group(
         factor = builder.fdiv(_FLOAT(TOP), top)
         spread = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), factor, _INT32(0))
         spread = builder.shuffle_vector(spread, spread, _all(_WHOLE, 0))
+        scale = builder.select(finite, builder.fmul(top, _FLOAT(np.float32(1 / TOP))), _FLOAT(float("nan")))
+        scale_spread = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), scale, _INT32(0))
+        scale_spread = builder.shuffle_vector(scale_spread, scale_spread, _all(_WHOLE, 0))
         total = _all(_WHOLE, 0)
         for start, value in zip(range(0, GROUP, _LANES), values, strict=True):
             rounded = builder.fadd(builder.fmul(value, spread), _all(_FLOATS, _ROUND))
@@ -79,9 +92,11 @@ def _quantize_group(
             total = builder.add(total, whole)
             where = builder.bitcast(place(2, to, start), _CODES.as_pointer())
             builder.store(builder.trunc(whole, _CODES), where, align=1)
-        scale = builder.fmul(top, _FLOAT(np.float32(1 / TOP)))
-        builder.store(builder.select(finite, scale, _FLOAT(float("nan"))), place(4, g))
-        builder.store(builder.mul(reduced("add", total), factor_of_sum), place(5, g))
+            left = builder.fsub(value, builder.fmul(scale_spread, builder.fsub(rounded, _all(_FLOATS, _ROUND))))
+            where = builder.bitcast(place(7, g.type(start)), _FLOATS.as_pointer())
+            builder.store(left, where, align=4)
+        builder.store(scale, place(3, g))
+        builder.store(builder.mul(reduced("add", total), factor_of_sum), place(4, g))
         return context.get_dummy_value()
 
     return signature, codegen
@@ -89,17 +104,23 @@ def _quantize_group(
 
 @kernel()
 def quantize_rows(
-    start: int, stop: int, x: Any, x_row: int, width: int, groups: int, times: int, codes: Any, scales: Any, sums: Any
-) -> None:
-    """Rows start .. stop - 1 of x, `width` floats each, x_row apart -> `codes` [rows, groups * GROUP] CODE, filled up
-    with zeros, and of each group its scale and `times` the sum of its codes, [rows, groups] float32 and int32."""
-    last = np.zeros(GROUP, np.float32)
+    start: int, stop: int, x: Any, x_row: int, width: int, groups: int, times: int, digits: int, rows: int, codes: Any,
+    scales: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Rows start .. stop - 1 of `rows`, `width` floats each, x_row apart -> `codes` [digits, rows, groups * GROUP]
+    CODE, filled up with zeros, and of each group its scale and `times` the sum of its codes, [digits, rows, groups]
+    float32 and int32."""
+    last, rest = np.zeros(GROUP, np.float32), np.empty(GROUP, np.float32)
     whole = width // GROUP
-    rest = width - whole * GROUP
+    num_last = width - whole * GROUP
     for i in range(start, stop):
         at, group = i * x_row, i * groups
-        for g in range(whole):
-            _quantize_group(x, at + g * GROUP, codes, (group + g) * GROUP, scales, sums, group + g, np.int32(times))
-        if rest:
-            last[:rest] = x[at + whole * GROUP : at + width]
-            _quantize_group(last, 0, codes, (group + whole) * GROUP, scales, sums, group + whole, np.int32(times))
+        for g in range(groups):
+            if g < whole:
+                _quantize_group(x, at + g * GROUP, codes, scales, sums, group + g, np.int32(times), rest)
+            else:
+                last[:num_last] = x[at + whole * GROUP : at + width]
+                _quantize_group(last, 0, codes, scales, sums, group + g, np.int32(times), rest)
+            if digits == 2:
+                second = (rows + i) * groups + g
+                _quantize_group(rest, 0, codes, scales, sums, second, np.int32(times), rest)

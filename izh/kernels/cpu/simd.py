@@ -205,9 +205,9 @@ def dot_tile_ahead(
     """out[out_at + i * out_stride + j] = sum over d < width of rows[i, d] * keys[j, d], for i < num_rows and
     j < num_keys, 4 or 8.
 
-    `width` is a multiple of LANES; `num_rows` is a literal: three rows by four keys is what 16 vector registers hold, by
-    eight what 32 do. Meanwhile fetches `num_lines` cache lines of the keys from `ahead_at + n * ahead_step` on for each
-    vector n of the width. They may lie beyond the end. These numbers are literals.
+    `width` is a multiple of LANES; three rows by four keys is what 16 vector registers hold, by eight what 32 do.
+    Meanwhile fetches `num_lines` cache lines of the keys from `ahead_at + n * ahead_step` on for each vector n of the
+    width. They may lie beyond the end. The three numbers are literals.
     """
     at = types.intp
     signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows, num_keys, num_lines)

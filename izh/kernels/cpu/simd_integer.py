@@ -105,6 +105,20 @@ def _add_dots(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, row: lis
     return _shuffle(builder, low, high, list(range(LANES)))
 
 
+def _masked(builder: ir.IRBuilder) -> tuple[ir.Function, ir.Function]:
+    """What reads and writes some lanes of a vector of floats."""
+    floats, mask, void = _FLOATS.as_pointer(), ir.VectorType(ir.IntType(1), LANES), ir.VoidType()
+    kinds = {
+        "load": ir.FunctionType(_FLOATS, [floats, _INT32, mask, _FLOATS]),
+        "store": ir.FunctionType(void, [_FLOATS, floats, _INT32, mask]),
+    }
+    load, store = (
+        cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.{name}.v{LANES}f32.p0")
+        for name, kind in kinds.items()
+    )
+    return load, store
+
+
 @intrinsic(prefer_literal=True)
 def integer_tile(
     typing_context: Any,
@@ -121,25 +135,45 @@ def integer_tile(
     scales: Any,
     scales_at: Any,
     groups: Any,
-    bias: Any,
-    bias_at: Any,
+    added: Any,
+    added_at: Any,
+    added_row: Any,
     out: Any,
     out_at: Any,
     out_row: Any,
     num_columns: Any,
 ) -> Any:
-    """out[i, n] = bias[n] + sum over groups g, ascending, of t[i, g] * (s[n, g] * S), or with 4 bits of
+    """out[i, n] = added[i, n] + sum over groups g, ascending, of t[i, g] * (s[n, g] * S), or with 4 bits of
     t[i, g] * (s[n, g] * S + m[n, g] * P), for i < num_rows <= ROWS and n < num_columns <= num_blocks * LANES; `bits`
     and `num_blocks` are literals. S is the sum over k in g of rows[i, k] * q[n, k], P that of rows[i, k], whole numbers
-    of 32 bits; all else is float32, each product and each addition rounded by itself, the bias added last.
+    of 32 bits; all else is float32, each product and each addition rounded by itself, `added` last.
 
     `rows` [num_rows, groups * GROUP] CODE; `row_scales` t and `row_sums` [num_rows, groups], float32 and int32: P with
-    4 bits, -128 P with 8. `weights` and `scales` are bytes, as are their offsets. `bias` has a number for each column
-    of the blocks.
+    4 bits, -128 P with 8. `weights` and `scales` are bytes, as are their offsets. `added` may be `out`;
+    of its columns, too, there are num_columns.
     """
     at = types.intp
     signature = types.void(
-        bits, num_blocks, at, rows, at, row_scales, row_sums, at, weights, at, scales, at, at, bias, at, out, at, at, at
+        bits,
+        num_blocks,
+        at,
+        rows,
+        at,
+        row_scales,
+        row_sums,
+        at,
+        weights,
+        at,
+        scales,
+        at,
+        at,
+        added,
+        at,
+        at,
+        out,
+        at,
+        at,
+        at,
     )
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
@@ -155,16 +189,10 @@ def integer_tile(
         return context.get_dummy_value()
 
     def tile(context: Any, builder: ir.IRBuilder, args: Any, count: int) -> None:
-        _, _, _, x, x_at, t, p, groups_at, w, w_at, s, s_at, groups, b, b_at, o, o_at, o_row, num_columns = args
+        _, _, _, x, x_at, t, p, groups_at, w, w_at, s, s_at, groups, b, b_at, b_row, o, o_at, o_row, num_columns = args
         blocks, codes = num_blocks.literal_value, WORD_CODES[bits.literal_value]
         code, zero, one = VectorCode(context, builder), groups.type(0), groups.type(1)
-        masked_store = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(
-                ir.VoidType(), [_FLOATS, _FLOATS.as_pointer(), _INT32, ir.VectorType(ir.IntType(1), LANES)]
-            ),
-            f"llvm.masked.store.v{LANES}f32.p0",
-        )
+        masked_load, masked_store = _masked(builder)
         words, num_scales = GROUP // codes, 1 if bits.literal_value == 8 else 2
         group_bytes, group_scale_bytes = words * _WORD_BYTES, num_scales * _SCALE_BYTES
 
@@ -237,27 +265,25 @@ def integer_tile(
                         part = builder.fadd(part, builder.fmul(builder.sitofp(row_sum[i], _FLOATS), m))
                     place = totals[i * blocks + c]
                     builder.store(builder.fadd(builder.load(place), builder.fmul(part, row_scale[i])), place)
-        b_row = row(bias, b, b_at, zero, 0)
-        results = [
-            builder.fadd(builder.load(place), load(b_row, zero, index % blocks * LANES, _FLOATS, 4))
-            for index, place in enumerate(totals)
-        ]
-        places = [
-            builder.bitcast(
-                builder.gep(row(out, o, o_at, o_row, index // blocks), [zero.type(index % blocks * LANES)]),
-                _FLOATS.as_pointer(),
-            )
-            for index in range(count * blocks)
-        ]
+
+        def places(array_type: Any, array: ir.Value, start: ir.Value, stride: ir.Value) -> list[ir.Value]:
+            rows_of = [row(array_type, array, start, stride, i) for i in range(count)]
+            each = [builder.gep(rows_of[i], [zero.type(c * LANES)]) for i in range(count) for c in range(blocks)]
+            return [builder.bitcast(pointer, _FLOATS.as_pointer()) for pointer in each]
+
+        results = [builder.load(place) for place in totals]
+        sources, targets = places(added, b, b_at, b_row), places(out, o, o_at, o_row)
         whole = builder.icmp_signed("==", num_columns, num_columns.type(blocks * LANES))
         with builder.if_else(whole) as (then, otherwise):
             with then:
-                for result, place in zip(results, places, strict=True):
-                    builder.store(result, place, align=4)
+                for result, source, target in zip(results, sources, targets, strict=True):
+                    builder.store(builder.fadd(result, builder.load(source, align=4)), target, align=4)
             with otherwise:
                 last = _spread(builder, builder.trunc(num_columns, _INT32))
-                for index, (result, place) in enumerate(zip(results, places, strict=True)):
+                for index, (result, source, target) in enumerate(zip(results, sources, targets, strict=True)):
                     numbers = ir.Constant(_SUMS, [index % blocks * LANES + lane for lane in range(LANES)])
-                    builder.call(masked_store, [result, place, _INT32(4), builder.icmp_signed("<", numbers, last)])
+                    mask = builder.icmp_signed("<", numbers, last)
+                    found = builder.call(masked_load, [source, _INT32(4), mask, ir.Constant(_FLOATS, [0.0] * LANES)])
+                    builder.call(masked_store, [builder.fadd(result, found), target, _INT32(4), mask])
 
     return signature, codegen

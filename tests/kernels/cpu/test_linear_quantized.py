@@ -140,9 +140,10 @@ import sys, torch
 from izh.kernels.cpu import simd_integer
 from izh.kernels.cpu.table import NUMBA
 from izh.kernels.cpu.threads import choose_layer
+from izh.kernels.quantized import FORMS
 choose_layer()
 saved = torch.load(sys.argv[1])
-layers = [NUMBA.quantize_linear(saved["weight"], saved["bias"], form) for form in ("int8", "int4")]
+layers = [NUMBA.quantize_linear(saved["weight"], saved["bias"], form) for form in FORMS]
 torch.save((simd_integer.dot_lanes(simd_integer.FEATURES), [layer(saved["x"]) for layer in layers]), sys.argv[1])
 """
 
