@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from izh.kernels.decoder import Corrections
+
 
 @dataclass(slots=True)
 class Overrides:
@@ -54,4 +56,5 @@ class Batch:
     write_slots: Tensor  # [T] int64: block * block_size + offset; -1 = KV already there, do not write
     overrides: Overrides | None = None
     both_ways: tuple[BothWays, ...] = ()
-    is_adapted: bool = False  # some row's projections are more than the model's own: theirs have to be called
+    is_adapted: bool = False  # some row has an adapter
+    corrections: Corrections | None = None  # which, where it does no more than to add B (A x) to layers' projections

@@ -11,6 +11,7 @@ y_i = W x_i + B_s (A_s x_i), s the row's adapter; the scale is folded into B (Hu
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from izh.adapters.sites import Site, decoder_sites, linear_sites, shapes_of
 from izh.adapters.slots import SlotTable
 from izh.adapters.weights import Adapter, ModuleDelta
 from izh.errors import AdapterError
+from izh.kernels.decoder import Corrections
 from izh.kernels.lora import AdapterRows
 from izh.kernels.ops import Ops
 from izh.kernels.select import select
@@ -33,6 +35,12 @@ _KERNELS = {"torch": "reference", "cpu": "numba", "deterministic": "deterministi
 def backend_of(kernels: str) -> str:
     """What a bank calls the kernels of this table (`izh/kernels/select.py`)."""
     return next(backend for backend, table in _KERNELS.items() if table == kernels)
+
+
+def _projections(decoder: Decoder) -> list[tuple[AdapterLinear, ...]]:
+    """Of each layer, wrapped: qkv, o, gate_up, down."""
+    paths = "attention.qkv_proj", "attention.o_proj", "mlp.gate_up_proj", "mlp.down_proj"
+    return [tuple(cast(AdapterLinear, layer.get_submodule(path)) for path in paths) for layer in decoder.layers]
 
 
 class AdapterBank:
@@ -74,6 +82,9 @@ class AdapterBank:
         self._wrapped: list[AdapterLinear | AdapterEmbedding] = []
         for site in sites:
             self._wrapped.append(self._wrap(site, capacity, ops))
+        self._layers: list[tuple[AdapterLinear, ...]] = _projections(flat) if isinstance(flat, Decoder) else []
+        self._corrections: Corrections | None = None
+        self._has_corrections = False  # they are known, None included
         linears = [wrapped for wrapped in self._wrapped if isinstance(wrapped, AdapterLinear)]
         self._biased = {part.path for each in linears if each.base.bias is not None for part in each.parts}
         self._tables = {part.path for each in self._wrapped if each not in linears for part in each.parts}
@@ -158,6 +169,7 @@ class AdapterBank:
     def write(self, slot: int, adapter: Adapter) -> None:
         """Put a fitted adapter's weights into a slot that no row of a running step uses."""
         self._content[slot] = None  # until it is whole
+        self._has_corrections = False
         for wrapped in self._wrapped:
             wrapped.write(slot, adapter.deltas, adapter.gains)
         self._content[slot] = adapter.digest
@@ -168,6 +180,22 @@ class AdapterBank:
         slots = rows.tolist() if isinstance(rows, Tensor) else list(rows)
         if slots != self._slots_of_rows:  # steps that decode are alike
             self._slots_of_rows, self._rows = slots, AdapterRows.of(slots, self._device)
+            self._has_corrections = False
+
+    def corrections(self) -> Corrections | None:
+        """What the active rows add to a decoder's layers, if that is all that they do there."""
+        if not self._has_corrections:
+            self._corrections, self._has_corrections = self._find_corrections(), True
+        return self._corrections
+
+    def _find_corrections(self) -> Corrections | None:
+        rows = self._rows
+        if rows is None or not self._layers:
+            return None
+        adapted = [[each if each.adapts(rows) else None for each in layer] for layer in self._layers]
+        if not all(each is None or each.adds_only(rows) for layer in adapted for each in layer):
+            return None
+        return Corrections(rows, [tuple(each and each.at_once for each in layer) for layer in adapted])
 
     # -- adapters by name: for direct use -----------------------------------------------------------------------------
 

@@ -74,15 +74,24 @@ class AdapterLinear(Module):
         self._rows = rows
         # Beyond so many rows a base of ours has a way of its own.
         self._few_rows = (base.ops if isinstance(base, Linear) else ops).few_rows
-        self._at_once = self._base_and_lora()
+        self.at_once = self._base_and_lora()
+
+    def adapts(self, rows: AdapterRows) -> bool:
+        """Whether an adapter of the step adapts this projection."""
+        return not self._written.isdisjoint(rows.used)
+
+    def adds_only(self, rows: AdapterRows) -> bool:
+        """Whether `at_once` is all that these rows need."""
+        return self.at_once is not None and not self._does_more(rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, D]."""
         rows = self._rows()
-        if rows is None or self._written.isdisjoint(rows.used):
+        if rows is None or not self.adapts(rows):
             return self.base(x)
-        if self._at_once is not None and x.shape[0] <= self._few_rows and not self._does_more(rows):
-            return self._at_once(x, rows)
+        if x.shape[0] <= self._few_rows and self.adds_only(rows):
+            assert self.at_once is not None
+            return self.at_once(x, rows)
         y = self.base(x)
         if self._replaced:
             self._project_again(y, x, rows)
@@ -164,7 +173,7 @@ class AdapterLinear(Module):
         room = narrow.new_empty(outputs, 0, dtype=self._dtype)
         self.b = lora_room(room, num_slots, max_rank, self._ops.lora_b_by_rank)
         self.b.copy_(narrow)
-        self._at_once = self._base_and_lora()
+        self.at_once = self._base_and_lora()
 
     def _shift(self, delta: ModuleDelta, outputs: slice, gain: Tensor) -> Tensor:
         """What is added to the outputs once they are scaled, [D of the part] float32 on the host."""

@@ -1,6 +1,7 @@
 """All layers of a decoder as one op: what it is given.
 
-Owns: LayerWeights and DecoderSizes, which say what the layers are, and DecoderLayers, what computes them.
+Owns: LayerWeights and DecoderSizes, which say what the layers are; Corrections, what adapters add to them in a step;
+DecoderLayers, what computes them.
 Must not know: modules, how a kernel does it. `izh/model/layers.py` is the definition of a layer.
 """
 
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
+from izh.kernels.lora import AdapterRows
+
 if TYPE_CHECKING:
-    from izh.kernels.ops import QuantizedLinear
+    from izh.kernels.ops import LoraLinear, QuantizedLinear
 
 CosSin = tuple[Tensor, Tensor]
 Pages = tuple[Tensor, Tensor]
@@ -53,6 +56,15 @@ class DecoderSizes:
     activation: Literal["silu", "gelu_tanh"]
 
 
+@dataclass(frozen=True, eq=False)
+class Corrections:
+    """What a step's rows add to projections: of each layer's qkv, o, gate_up and down, what computes it with the
+    corrections of `rows`, or None where no row has any. The same object says the same."""
+
+    rows: AdapterRows
+    projections: Sequence[tuple[LoraLinear | None, ...]]
+
+
 class DecoderLayers(Protocol):
     """Layers that keep their weights alive."""
 
@@ -65,6 +77,7 @@ class DecoderLayers(Protocol):
         context_lens: Tensor,
         block_table: Tensor,
         write_slots: Tensor,
+        corrections: Corrections | None,
     ) -> tuple[Tensor, Tensor]:
         """residual [T, D] -> (what is still to be added, residual), both [T, D], after the last layer. `rotary` has cos
         and sin [T, R/2] of each recipe, `pages` k_pages and v_pages of each layer. Modifies the pages and may work in

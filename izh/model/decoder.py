@@ -76,7 +76,7 @@ class Decoder(Module):
 
     def join(self) -> None:
         """Compute steps of few rows in one call for all layers from now on, if the ops have that, with the weights that
-        there are now. A step that needs more than those says so (`Batch.is_adapted`)."""
+        there are now, and what adapters add to them. A step that needs more goes through the modules."""
         if self.ops.join_layers is None or self.norm.weight.dtype is not torch.float32:
             return
         spec = self.spec
@@ -101,11 +101,12 @@ class Decoder(Module):
         positions = batch.positions[0] if batch.positions.shape[0] == 1 else batch.positions
         cos_sin = [rotary.cos_sin(positions, batch.rope_lens) for rotary in self.rotary]
         deeper = self._deepstack(batch)
-        if self._joined is None or len(residual) > self.ops.few_rows or deeper or batch.both_ways or batch.is_adapted:
+        needs_modules = deeper or batch.both_ways or (batch.is_adapted and batch.corrections is None)
+        if self._joined is None or len(residual) > self.ops.few_rows or needs_modules:
             x, residual = self._one_by_one(residual, batch, cos_sin, pages, deeper)
         else:
             paging = batch.query_starts, batch.context_lens, batch.block_table, batch.write_slots
-            x, residual = self._joined(residual, cos_sin, pages, *paging)
+            x, residual = self._joined(residual, cos_sin, pages, *paging, batch.corrections)
         return self.norm.add(x, residual)[0]
 
     def _one_by_one(

@@ -22,11 +22,15 @@ from izh.kernels.cpu.elementwise import (
     rope_kernel,
     write_kv_kernel,
 )
+from izh.kernels.cpu.lora_add import add_lora_rows
+from izh.kernels.cpu.lora_linear import linear_lora_rows
 
 # A layer's row of the table: addresses of norms (0 = none), which recipe of rotation (-1 = none), the window, and four
 # projections as `linear_at` wants them.
 INPUT_NORM, Q_NORM, K_NORM, POST_ATTENTION_NORM, MLP_NORM, POST_MLP_NORM, ROPE, WINDOW = range(8)
 _ROOM = 12  # numbers of a projection, filled up
+PROJECTIONS = 4
+CORRECTED = 15  # beside it what `linear_lora_rows` takes of a layer, and last whether rows of the step are corrected
 QKV, OUT, GATE_UP, DOWN = range(8, 8 + 4 * _ROOM, _ROOM)
 FIELDS = DOWN + _ROOM
 _NONE, _ONE = np.int64(0), np.int64(1)  # as a literal, each would be a signature of its own
@@ -58,6 +62,11 @@ class Step(NamedTuple):
     num_blocks: int
     block: int
     threads: int
+    order: int  # from here on as `AdapterRows.host_memory`
+    num_order: int
+    starts: int
+    adapters: int
+    num_groups: int
 
 
 def row_floats(sizes: Sizes) -> int:
@@ -72,15 +81,27 @@ def _threads(floats: int, threads: int) -> int:
 
 
 @kernel()
-def _project(
-    is_quantized: Any, layer: Any, field: int, x: int, rows: int, width: int, out: int, threads: int
-) -> None:  # fmt: skip
-    """`is_quantized` None is no: of the two only the one that is meant is then compiled."""
-    fixed = layer[field : field + _ROOM]
+def _project(is_quantized: Any, layer: Any, field: int, lora: Any, step: Any, x: int, width: int, out: int) -> int:
+    """`is_quantized` None is no: of the two only the one that is meant is then compiled. -1, or a group of corrected
+    rows that does not fit."""
+    fixed, rows = layer[field : field + _ROOM], step.rows
     if is_quantized is None:
-        linear.linear_at(fixed, x, rows, width, out, threads)
+        if lora[CORRECTED] and rows <= linear.PANEL:
+            return linear_lora_rows(
+                x, rows, width, lora[0], lora[1], lora[2], lora[3], lora[4], lora[5] == 1, lora[6], lora[7], lora[8],
+                lora[9], lora[10], lora[11], lora[12], lora[13], lora[14], step.order, step.num_order, step.starts,
+                step.adapters, step.num_groups, step.threads, out, lora[12],
+            )  # fmt: skip
+        linear.linear_at(fixed, x, rows, width, out, step.threads)
+        if lora[CORRECTED]:
+            return add_lora_rows(
+                x, rows, width, lora[0], lora[5] == 1, lora[6], lora[7], lora[8], lora[9], lora[10], lora[11], lora[12],
+                lora[13], lora[14], step.order, step.num_order, step.starts, step.adapters, step.num_groups,
+                step.threads, out, lora[12],
+            )  # fmt: skip
     else:
-        linear_quantized.linear_at(fixed, x, rows, width, out, threads)
+        linear_quantized.linear_at(fixed, x, rows, width, out, step.threads)
+    return -1
 
 
 @kernel()
@@ -126,14 +147,15 @@ def _attend(
 
 @kernel()
 def layers_kernel(
-    is_quantized: Any, sizes: Any, step: Any, table: int, pages: int, rotary: int, eps: float, scale: float,
-    residual: int, x: int, room: int,
+    is_quantized: Any, sizes: Any, step: Any, table: int, corrections: int, pages: int, rotary: int, eps: float,
+    scale: float, residual: int, x: int, room: int,
 ) -> int:  # fmt: skip
     """Leaves in `x` what is still to be added to `residual`. Returns -1; or what attention's `find_fault` found; or
-    -2 - r for a row r whose slot does not exist."""
+    -2 - r for a row r whose slot does not exist; or -2 - rows - g for a group g of corrected rows that does not fit."""
     rows, hidden, width, threads = step.rows, sizes.hidden, sizes.width, step.threads
     q_width, kv_width = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     layers = carray(int64_at(table), (sizes.num_layers, FIELDS))
+    all_corrections = carray(int64_at(corrections), (sizes.num_layers, PROJECTIONS, CORRECTED + 1))
     all_pages = carray(int64_at(pages), (sizes.num_layers, 2))
     recipes = carray(int64_at(rotary), (sizes.num_recipes, 3))
     normed = room
@@ -144,24 +166,26 @@ def layers_kernel(
     gate_up = attended + 4 * rows * q_width
     gated = gate_up + 4 * rows * 2 * width
     for i in range(sizes.num_layers):
-        layer = layers[i]
+        layer, lora = layers[i], all_corrections[i]
         if i == 0:
             _norm_rows(residual, rows, hidden, _NONE, layer[INPUT_NORM], eps, normed, threads)
         else:
             _norm_rows(x, rows, hidden, residual, layer[INPUT_NORM], eps, normed, threads)
-        _project(is_quantized, layer, QKV, normed, rows, hidden, qkv, threads)
+        bad = _project(is_quantized, layer, QKV, lora[0], step, normed, hidden, qkv)
         fault = _attend(layer, sizes, step, scale, eps, qkv, heads, recipes, all_pages[i, 0], all_pages[i, 1], attended)
         if fault != -1:
             return fault
         to = made if layer[POST_ATTENTION_NORM] else x
-        _project(is_quantized, layer, OUT, attended, rows, q_width, to, threads)
+        bad = max(bad, _project(is_quantized, layer, OUT, lora[1], step, attended, q_width, to))
         if layer[POST_ATTENTION_NORM]:
             _norm_rows(made, rows, hidden, _NONE, layer[POST_ATTENTION_NORM], eps, x, threads)
         _norm_rows(x, rows, hidden, residual, layer[MLP_NORM], eps, normed, threads)
-        _project(is_quantized, layer, GATE_UP, normed, rows, hidden, gate_up, threads)
+        bad = max(bad, _project(is_quantized, layer, GATE_UP, lora[2], step, normed, hidden, gate_up))
         gate_kernel(gate_up, rows, 2 * width, width, sizes.is_tanh == 1, gated, _threads(8 * rows * width, threads))
         to = made if layer[POST_MLP_NORM] else x
-        _project(is_quantized, layer, DOWN, gated, rows, width, to, threads)
+        bad = max(bad, _project(is_quantized, layer, DOWN, lora[3], step, gated, width, to))
         if layer[POST_MLP_NORM]:
             _norm_rows(made, rows, hidden, _NONE, layer[POST_MLP_NORM], eps, x, threads)
+        if bad >= 0:
+            return -2 - rows - bad
     return -1

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from izh.kernels.cpu import attention, linear, linear_quantized
+from izh.kernels.cpu import attention, linear, linear_quantized, lora
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.cut import describe_fault
 from izh.kernels.cpu.decoder import (
+    CORRECTED,
     DOWN,
     FIELDS,
     GATE_UP,
@@ -25,6 +26,7 @@ from izh.kernels.cpu.decoder import (
     OUT,
     POST_ATTENTION_NORM,
     POST_MLP_NORM,
+    PROJECTIONS,
     Q_NORM,
     QKV,
     ROPE,
@@ -34,7 +36,7 @@ from izh.kernels.cpu.decoder import (
     layers_kernel,
     row_floats,
 )
-from izh.kernels.decoder import CosSin, DecoderLayers, DecoderSizes, LayerWeights, Pages, Projection
+from izh.kernels.decoder import Corrections, CosSin, DecoderLayers, DecoderSizes, LayerWeights, Pages, Projection
 
 
 class _Layers:
@@ -58,6 +60,9 @@ class _Layers:
         self._table = np.stack([self._row(layer) for layer in layers])
         self._pages: Sequence[Pages] | None = None
         self._page_table = np.zeros((0, 2), np.int64)
+        self._corrections: Corrections | None = None
+        self._plain = np.zeros((len(layers), PROJECTIONS, CORRECTED + 1), np.int64)
+        self._corrected = self._plain
 
     def __call__(
         self,
@@ -68,6 +73,7 @@ class _Layers:
         context_lens: Tensor,
         block_table: Tensor,
         write_slots: Tensor,
+        corrections: Corrections | None,
     ) -> tuple[Tensor, Tensor]:
         sizes = self._sizes
         rows, hidden = check("residual", residual, torch.float32, 2, contiguous=True)
@@ -85,7 +91,13 @@ class _Layers:
                 raise ValueError(f"{name}: {len(tensor)} entries for {rows} rows of {num_sequences} sequences")
         if pages is not self._pages:
             self._take(pages)
+        if corrections is not self._corrections:
+            self._corrected = self._plain if corrections is None else self._take_corrections(corrections)
+            self._corrections = corrections
         num_blocks, _, block, _ = pages[0][0].shape
+        order, num_order, starts, adapters, num_groups = (
+            (0,) * 5 if corrections is None else corrections.rows.host_memory
+        )
         step = Step(
             rows=rows,
             num_sequences=num_sequences,
@@ -97,13 +109,26 @@ class _Layers:
             num_blocks=num_blocks,
             block=block,
             threads=numba.get_num_threads(),
+            order=order,
+            num_order=num_order,
+            starts=starts,
+            adapters=adapters,
+            num_groups=num_groups,
         )
         recipes = np.array([self._recipe(rows, *cos_sin) for cos_sin in rotary], np.int64)
         x, room = torch.empty(rows, hidden), torch.empty(rows, row_floats(sizes))
         fault = layers_kernel(
-            self._is_quantized, sizes, step, self._table.ctypes.data, self._page_table.ctypes.data,
-            recipes.ctypes.data, self._eps, self._scale, residual.data_ptr(), x.data_ptr(), room.data_ptr(),
+            self._is_quantized, sizes, step, self._table.ctypes.data, self._corrected.ctypes.data,
+            self._page_table.ctypes.data, recipes.ctypes.data, self._eps, self._scale, residual.data_ptr(),
+            x.data_ptr(), room.data_ptr(),
         )  # fmt: skip
+        if fault < -1 - rows:
+            assert corrections is not None
+            slot, start, stop = corrections.rows.groups[-2 - rows - fault]
+            raise ValueError(
+                f"corrections: rows {corrections.rows.order[start:stop].tolist()} of {rows} take slot {slot}: one of "
+                "them, or the ranks there, is beyond what there is room for"
+            )
         if fault < -1:
             row = -2 - fault
             raise ValueError(
@@ -153,6 +178,22 @@ class _Layers:
         if isinstance(projection, linear_quantized.PackedLinear) and self._is_quantized is not None:
             return projection.fixed_arguments
         raise ValueError(f"{name}: a {type(projection).__name__}; all projections are floats, or all have few bits")
+
+    def _take_corrections(self, corrections: Corrections) -> np.ndarray:
+        """What the kernel reads of them. Raises: ValueError where they are not those of these layers."""
+        table = np.zeros_like(self._plain)
+        fields = QKV, OUT, GATE_UP, DOWN
+        if len(corrections.projections) != len(table):
+            raise ValueError(f"corrections: of {len(corrections.projections)} layers; these are {len(table)}")
+        for i, of_layer in enumerate(corrections.projections):
+            for number, (projection, field) in enumerate(zip(of_layer, fields, strict=True)):
+                if projection is None:
+                    continue
+                weight = self._table[i, field + 2]
+                if not isinstance(projection, lora.LoraLinear) or projection.memory[1] != weight:
+                    raise ValueError(f"corrections: a {type(projection).__name__} in layer {i} is of another weight")
+                table[i, number] = *projection.memory, True
+        return table
 
     def _take(self, pages: Sequence[Pages]) -> None:
         """Keep the addresses of these pages, those of the steps to come."""

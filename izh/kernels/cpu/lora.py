@@ -67,7 +67,7 @@ class LoraLinear:
     ) -> None:
         """Raises ValueError naming the argument whose dtype, shape, layout or content does not fit."""
         width, outputs, bias_address, num_biases = check_weight(weight, bias)
-        self._memory = (
+        self.memory = (
             width, weight.data_ptr(), weight.stride(0), bias_address, num_biases,
             *_check_weights(width, outputs, a, b, offsets, ranks),
         )  # fmt: skip
@@ -85,7 +85,7 @@ class LoraLinear:
         check_rows(x, self._base[0])
         y = torch.empty((num_rows, self._outputs))
         fault = linear_lora_rows(
-            x.data_ptr(), num_rows, x.stride(0), *self._memory, *rows.host_memory, numba.get_num_threads(),
+            x.data_ptr(), num_rows, x.stride(0), *self.memory, *rows.host_memory, numba.get_num_threads(),
             y.data_ptr(), self._outputs,
         )  # fmt: skip
         if fault >= 0:

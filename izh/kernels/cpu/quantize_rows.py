@@ -43,8 +43,8 @@ def _quantize_group(
     times: Any,
     rest: Any,
 ) -> Any:
-    """x[at : at + GROUP] -> a group's codes, their scale, `times` their sum, and what they leave in `rest` [GROUP]. That
-    may be x."""
+    """x[at : at + GROUP] -> a group's codes, their scale, `times` their sum, and what they leave, in `rest` [GROUP].
+    That may be x."""
     index = types.intp
     signature = types.void(x, index, codes, scales, sums, index, types.int32, rest)
 

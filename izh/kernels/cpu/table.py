@@ -126,4 +126,4 @@ def _one_layer(row: Tensor, pages: Tensor, projection: Callable[[Tensor], Projec
     )
     starts, blocks = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
     layers = join.join_layers([layer], sizes)
-    layers(row.clone(), [], [(pages, pages)], starts, starts[1:], blocks, torch.zeros(1, dtype=torch.int64))
+    layers(row.clone(), [], [(pages, pages)], starts, starts[1:], blocks, torch.zeros(1, dtype=torch.int64), None)

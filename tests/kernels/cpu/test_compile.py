@@ -68,7 +68,7 @@ def test_warm_up_reports_and_leaves_nothing_to_compile() -> None:
     ones, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
     table.NUMBA.draw(strided[:, 0], ones, Filters(ones, -ones, torch.tensor([1, 2, 8]), double, True), double / 2)
     kernels = (elementwise.norm_kernel, elementwise.rope_kernel, elementwise.write_kv_kernel, elementwise.gate_kernel)
-    others = (linear._linear, attention._paged_attention, draw._draw)
+    others = (linear._linear, attention.paged_attention_kernel, draw._draw)
     assert [len(kernel.signatures) for kernel in (*kernels, *others)] == [1] * 7
 
 

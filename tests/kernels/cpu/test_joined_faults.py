@@ -35,6 +35,7 @@ STEP = {
     "context_lens": torch.tensor([2], dtype=torch.int32),
     "block_table": torch.tensor([[1]], dtype=torch.int32),
     "write_slots": torch.tensor([4, 5]),
+    "corrections": None,
 }
 
 
