@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from izh.kernels.decoder import Corrections
-
 
 @dataclass(slots=True)
 class Overrides:
@@ -56,5 +54,3 @@ class Batch:
     write_slots: Tensor  # [T] int64: block * block_size + offset; -1 = KV already there, do not write
     overrides: Overrides | None = None
     both_ways: tuple[BothWays, ...] = ()
-    is_adapted: bool = False  # some row has an adapter
-    corrections: Corrections | None = None  # which, where it does no more than to add B (A x) to layers' projections

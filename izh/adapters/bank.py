@@ -82,7 +82,10 @@ class AdapterBank:
         self._wrapped: list[AdapterLinear | AdapterEmbedding] = []
         for site in sites:
             self._wrapped.append(self._wrap(site, capacity, ops))
-        self._layers: list[tuple[AdapterLinear, ...]] = _projections(flat) if isinstance(flat, Decoder) else []
+        self._layers: list[tuple[AdapterLinear, ...]] = []
+        if isinstance(flat, Decoder):
+            self._layers = _projections(flat)
+            flat.corrections = self.corrections
         self._corrections: Corrections | None = None
         self._has_corrections = False  # they are known, None included
         linears = [wrapped for wrapped in self._wrapped if isinstance(wrapped, AdapterLinear)]
@@ -183,18 +186,18 @@ class AdapterBank:
             self._has_corrections = False
 
     def corrections(self) -> Corrections | None:
-        """What the active rows add to a decoder's layers, if that is all that they do there."""
+        """What the active rows add to a decoder's layers, None without adapters."""
         if not self._has_corrections:
             self._corrections, self._has_corrections = self._find_corrections(), True
         return self._corrections
 
     def _find_corrections(self) -> Corrections | None:
         rows = self._rows
-        if rows is None or not self._layers:
+        if rows is None:
             return None
         adapted = [[each if each.adapts(rows) else None for each in layer] for layer in self._layers]
         if not all(each is None or each.adds_only(rows) for layer in adapted for each in layer):
-            return None
+            return Corrections(rows, None)
         return Corrections(rows, [tuple(each and each.at_once for each in layer) for layer in adapted])
 
     # -- adapters by name: for direct use -----------------------------------------------------------------------------

@@ -32,9 +32,7 @@ class AdapterStage:
         for chunk in plan.chunks:
             slot = self._gate.slot(chunk.sequence)
             self._rows += [-1 if slot is None else slot] * chunk.count
-        batch.is_adapted = max(self._rows) >= 0
         self._bank.activate(self._rows)
-        batch.corrections = self._bank.corrections()
 
     def narrow(self, rows: list[int]) -> None:
         self._bank.activate([self._rows[row] for row in rows])

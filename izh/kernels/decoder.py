@@ -59,10 +59,11 @@ class DecoderSizes:
 @dataclass(frozen=True, eq=False)
 class Corrections:
     """What a step's rows add to projections: of each layer's qkv, o, gate_up and down, what computes it with the
-    corrections of `rows`, or None where no row has any. The same object says the same."""
+    corrections of `rows`, or None where no row has any. No projections: there is more to it, which modules do. The same
+    object says the same."""
 
     rows: AdapterRows
-    projections: Sequence[tuple[LoraLinear | None, ...]]
+    projections: Sequence[tuple[LoraLinear | None, ...]] | None
 
 
 class DecoderLayers(Protocol):

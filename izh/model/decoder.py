@@ -8,6 +8,7 @@ Names of the projections, which features may replace in place: `layers.{i}.atten
 `layers.{i}.attention.o_proj`, `layers.{i}.mlp.gate_up_proj`, `layers.{i}.mlp.down_proj`, `embed_tokens`, `lm_head`.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from izh.batch import Batch
-from izh.kernels.decoder import DecoderLayers, DecoderSizes
+from izh.kernels.decoder import Corrections, DecoderLayers, DecoderSizes
 from izh.kernels.ops import Ops
 from izh.model.layers import CosSin, DecoderLayer, Linear, Pages, RMSNorm
 from izh.model.module import Module
@@ -65,6 +66,8 @@ class Decoder(Module):
         # The reference rounds the scale to the weights' dtype before multiplying (55.4256 is 55.5 in bfloat16).
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self._joined: DecoderLayers | None = None
+        self.corrections: Callable[[], Corrections | None] = lambda: None
+        """What adapters add to the layers in the next step: a bank of them puts its own in place of this."""
         self.requires_grad_(False)
 
     def pack(self) -> None:
@@ -101,12 +104,13 @@ class Decoder(Module):
         positions = batch.positions[0] if batch.positions.shape[0] == 1 else batch.positions
         cos_sin = [rotary.cos_sin(positions, batch.rope_lens) for rotary in self.rotary]
         deeper = self._deepstack(batch)
-        needs_modules = deeper or batch.both_ways or (batch.is_adapted and batch.corrections is None)
+        corrections = self.corrections()
+        needs_modules = deeper or batch.both_ways or (corrections is not None and corrections.projections is None)
         if self._joined is None or len(residual) > self.ops.few_rows or needs_modules:
             x, residual = self._one_by_one(residual, batch, cos_sin, pages, deeper)
         else:
             paging = batch.query_starts, batch.context_lens, batch.block_table, batch.write_slots
-            x, residual = self._joined(residual, cos_sin, pages, *paging, batch.corrections)
+            x, residual = self._joined(residual, cos_sin, pages, *paging, corrections)
         return self.norm.add(x, residual)[0]
 
     def _one_by_one(

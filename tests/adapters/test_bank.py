@@ -180,7 +180,7 @@ def test_a_projection_that_no_adapter_of_the_step_adapts_is_the_base_alone(num_r
     wrapped = model.v_proj
     bank.load("one", weights(1, 4, ("q_proj",)), alpha=4)
     bank.load("two", weights(2, 4, ("v_proj",)), alpha=4)
-    wrapped._at_once = lambda x, rows: calls.append("at once") or wrapped.base(x)
+    wrapped.at_once = lambda x, rows: calls.append("at once") or wrapped.base(x)
     wrapped._ops = replace(wrapped._ops, add_lora=lambda *args: calls.append("after"))
     x = torch.randn(num_rows, 24)
     expected = ["at once"] if num_rows == 3 else ["after"]

@@ -13,6 +13,7 @@ from izh.adapters.weights import Adapter, ModuleDelta
 from izh.kernels.cpu.linear import PANEL
 from izh.kernels.cpu.row_limits import RowLimits
 from izh.kernels.cpu.table import with_rows
+from izh.kernels.decoder import Corrections
 from izh.model.load import load_decoder, load_spec
 from izh.model.source import resolve
 
@@ -50,9 +51,13 @@ def rows_of(decoder, bank, joined, count):
     row = paged.add(tiny.prompt(count))
     batch = paged.batch([(row, 0, count)])
     bank.activate([SLOTS[i % len(SLOTS)] for i in range(count)])
-    batch.is_adapted = True
-    batch.corrections = bank.corrections() if joined else None
-    return decoder(batch, paged.pages)
+    if not joined:
+        rows = bank.corrections().rows
+        decoder.corrections = lambda: Corrections(rows, None)
+    try:
+        return decoder(batch, paged.pages)
+    finally:
+        decoder.corrections = bank.corrections
 
 
 def refuse(*args):
@@ -108,9 +113,9 @@ def test_adapters_that_do_more_go_through_the_modules(world):
     more = replace(delta, magnitude=torch.full((delta.b.shape[0],), 2.0))
     bank.write(3, bank.fit(Adapter({**plain.deltas, path: more})))
     bank.activate([0, 3])
-    assert bank.corrections() is None
+    assert bank.corrections().projections is None
     bank.activate([0, 1])
-    assert bank.corrections() is not None
+    assert bank.corrections().projections is not None
 
 
 @torch.inference_mode()
@@ -119,16 +124,15 @@ def test_corrections_of_other_layers_and_rows_that_are_not_there_are_refused(wor
     bank.activate(SLOTS)
     paged = harness.PagedDecoder(decoder)
     batch = paged.batch([(paged.add(tiny.prompt(5)), 0, 5)])
-    batch.is_adapted = True
     found = bank.corrections()
     for wrong, message in (
         (found.projections[:-1], "corrections: of 2 layers; these are 3"),
         (found.projections[::-1], "corrections: a LoraLinear in layer 0 is of another weight"),
     ):
-        batch.corrections = replace(found, projections=wrong)
+        decoder.corrections = lambda wrong=wrong: replace(found, projections=wrong)
         with pytest.raises(ValueError, match=f"^{message}$"):
             decoder(batch, paged.pages)
     bank.activate([-1] * 5 + [2])
-    batch.corrections = bank.corrections()
+    decoder.corrections = bank.corrections
     with pytest.raises(ValueError, match=r"^corrections: rows \[5\] of 5 take slot 2: one of them"):
         decoder(batch, paged.pages)

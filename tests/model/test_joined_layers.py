@@ -9,6 +9,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen2Config,
 from izh.batch import BothWays, Overrides
 from izh.kernels.cpu.row_limits import RowLimits
 from izh.kernels.cpu.table import NUMBA, with_rows
+from izh.kernels.decoder import Corrections
+from izh.kernels.lora import AdapterRows
 from izh.kernels.reference import REFERENCE
 from izh.model.decoder import Decoder
 from izh.model.load import load_decoder, load_spec
@@ -91,9 +93,10 @@ def test_steps_that_need_more_go_through_the_modules(llama, monkeypatch):
     decoder(paged.batch([(row, 0, FEW + 1)]), paged.pages)
     batch.overrides = Overrides(torch.tensor([1]), torch.cat([image, image], 1))
     decoder(batch, paged.pages)
-    batch = paged.batch([(row, 0, 3)])
-    batch.is_adapted = True
-    decoder(batch, paged.pages)
+    rows = AdapterRows.of([0, -1, 0])
+    monkeypatch.setattr(decoder, "corrections", lambda: Corrections(rows, None))
+    decoder(paged.batch([(row, 0, 3)]), paged.pages)
+    monkeypatch.setattr(decoder, "corrections", lambda: None)
     batch = paged.batch([(row, 0, 4)])
     batch.both_ways = (BothWays(1, 3, 0, 3),)
     decoder(batch, paged.pages)

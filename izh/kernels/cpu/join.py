@@ -183,9 +183,10 @@ class _Layers:
         """What the kernel reads of them. Raises: ValueError where they are not those of these layers."""
         table = np.zeros_like(self._plain)
         fields = QKV, OUT, GATE_UP, DOWN
-        if len(corrections.projections) != len(table):
-            raise ValueError(f"corrections: of {len(corrections.projections)} layers; these are {len(table)}")
-        for i, of_layer in enumerate(corrections.projections):
+        projections = corrections.projections or ()
+        if len(projections) != len(table):
+            raise ValueError(f"corrections: of {len(projections)} layers; these are {len(table)}")
+        for i, of_layer in enumerate(projections):
             for number, (projection, field) in enumerate(zip(of_layer, fields, strict=True)):
                 if projection is None:
                     continue
