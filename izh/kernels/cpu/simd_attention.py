@@ -21,7 +21,6 @@ from izh.kernels.cpu.exp2 import exp2_lanes
 from izh.kernels.cpu.simd import LANES, LINE, LINE_BYTES, VectorCode
 
 _MASKED = -2e38  # a score far below every real one
-_TOGETHER = 4  # lanes of a dot product that are summed side by side: times rows and vectors, at most 12
 
 
 @kernel()

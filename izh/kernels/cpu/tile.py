@@ -188,9 +188,8 @@ def attend_span(
             key = page * block
             if later < later_blocks.size:
                 later_at = (later_blocks[later] * num_heads + later_head) * page_floats
-                for d in range(
-                    0, width, LINE
-                ):  # in the order in which the lines will be read, or the first waits for all
+                # In the order in which the lines will be read, or the first waits for all.
+                for d in range(0, width, LINE):
                     for line in range(later_at + d, later_at + page_floats, width):
                         fetch_line(k_pages, line)
                 later += 1
