@@ -42,8 +42,8 @@ from izh.kernels.cpu.cut import (
     find_fault,
     rows_per_tile,
 )
-from izh.kernels.cpu.simd_attention import aligned_room
-from izh.kernels.cpu.tile import GROUP, attend_span, copy, fill, in_vectors, merge
+from izh.kernels.cpu.simd_attention import aligned_room, copy, in_vectors
+from izh.kernels.cpu.tile import GROUP, attend_span, fill, merge
 
 STEP = 64  # keys per update of the online softmax: long enough to pay for it, short enough for the first-level cache
 SPAN = 512  # keys per independent piece: the least that one thread takes of a long context

@@ -20,7 +20,7 @@ from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel, share
 from izh.kernels.cpu.product import add_product
 from izh.kernels.cpu.simd import LANES
-from izh.kernels.cpu.simd_attention import aligned_room, softmax_row, transpose_tile
+from izh.kernels.cpu.simd_attention import aligned_room, copy, in_vectors, softmax_row, transpose_tile
 
 TILE = 12  # rows that share one pass over the keys: their scores over 512 keys fill half a first-level cache
 UNIT = 96  # rows of a unit: enough to pay for the copy of keys and values, few enough to share a long sequence
@@ -35,9 +35,7 @@ _NO_WINDOW = 1 << 60
 def _copy(source: Any, at: int, stride: int, count: int, width: int, factor: Any, to: Any, row: int) -> None:
     """to[i, :width] = factor * source row i."""
     for i in range(count):
-        values, target = source[at + i * stride : at + i * stride + width], to[i * row : i * row + width]
-        for d in range(width):
-            target[d] = values[d] * factor
+        copy(source, at + i * stride, width, factor, to, i * row)
 
 
 @kernel()
@@ -65,7 +63,7 @@ def _attend_units(
     q_row: int, k_row: int, v_row: int, head_stride: int, factor: Any, window: int, out: Any,
 ) -> None:  # fmt: skip
     """One thread's units."""
-    padded, room = (width + LANES - 1) // LANES * LANES, (longest + LANES - 1) // LANES * LANES
+    padded, room = in_vectors(width), in_vectors(longest)
     keys, values = aligned_room(width * room), aligned_room(longest * padded)
     values[:] = _ZERO  # what pads a value stays zero
     queries, results = aligned_room(TILE * width), aligned_room(TILE * padded)
@@ -76,7 +74,7 @@ def _attend_units(
         begin, length = np.int64(starts[s]), np.int64(starts[s + 1]) - np.int64(starts[s])
         last_row = min(first_row + UNIT, length)
         key0, key1 = max(first_row - window, 0), min(last_row + window, length)
-        count = (key1 - key0 + LANES - 1) // LANES * LANES
+        count = in_vectors(key1 - key0)
         if copied != (s, head, key0, key1):
             _transpose(k, (begin + key0) * k_row + head * head_stride, k_row, key1 - key0, width, keys, count)
             _copy(v, (begin + key0) * v_row + head * head_stride, v_row, key1 - key0, width, _ONE, values, padded)
@@ -87,7 +85,7 @@ def _attend_units(
             # Only the keys that some row of the tile sees, in whole vectors.
             low = (max(tile - window, 0) - key0) // LANES * LANES
             high = min(tile + num + window, length) - key0
-            columns = (high - low + LANES - 1) // LANES * LANES
+            columns = in_vectors(high - low)
             scores[: num * columns] = _ZERO
             add_product(queries, 0, width, num, keys, low, count, width, scores, 0, columns, columns)
             for i in range(num):

@@ -15,20 +15,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from izh.kernels.cpu.compile import kernel
-from izh.kernels.cpu.simd_integer import CODE
+from izh.kernels.cpu.simd_integer import CODE, LANES, spread
 from izh.kernels.quantized import GROUP, LEAST, TOP
 
-_LANES = 16
 _FLOAT, _INT32 = ir.FloatType(), ir.IntType(32)
-_FLOATS, _WHOLE = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT32, _LANES)
-_CODES = ir.VectorType(ir.IntType(8 * np.dtype(CODE).itemsize), _LANES)
+_FLOATS, _WHOLE = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, LANES)
+_CODES = ir.VectorType(ir.IntType(8 * np.dtype(CODE).itemsize), LANES)
 _ROUND = 1.5 * 2**23
 """Added to a small number it leaves it rounded to a whole one, ties to even, in the lowest bits."""
 _ROUND_BITS = int(np.float32(_ROUND).view(np.int32))
 
 
 def _all(kind: ir.VectorType, value: float | int) -> ir.Value:
-    return ir.Constant(kind, [value] * _LANES)
+    return ir.Constant(kind, [value] * LANES)
 
 
 @intrinsic
@@ -58,13 +57,13 @@ def _quantize_group(
 
         def reduced(name: str, vector: ir.Value, *start: ir.Value, flags: tuple[str, ...] = ()) -> ir.Value:
             kind = ir.FunctionType(vector.type.element, [each.type for each in (*start, vector)])
-            suffix = f"v{_LANES}{'f32' if vector.type.element == _FLOAT else f'i{vector.type.element.width}'}"
+            suffix = f"v{LANES}{'f32' if vector.type.element == _FLOAT else f'i{vector.type.element.width}'}"
             function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.{name}.{suffix}")
             return builder.call(function, [*start, vector], fastmath=flags)
 
         values = [
             builder.load(builder.bitcast(place(0, x_at, start), _FLOATS.as_pointer()), align=4)
-            for start in range(0, GROUP, _LANES)
+            for start in range(0, GROUP, LANES)
         ]
         sizes = [
             builder.bitcast(builder.and_(builder.bitcast(each, _WHOLE), _all(_WHOLE, 2**31 - 1)), _FLOATS)
@@ -79,20 +78,17 @@ def _quantize_group(
             builder.not_(reduced("or", unordered)), builder.fcmp_ordered("<", top, _FLOAT(float("inf")))
         )
         top = builder.select(builder.fcmp_ordered(">", top, _FLOAT(np.float32(LEAST))), top, _FLOAT(np.float32(LEAST)))
-        factor = builder.fdiv(_FLOAT(TOP), top)
-        spread = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), factor, _INT32(0))
-        spread = builder.shuffle_vector(spread, spread, _all(_WHOLE, 0))
+        factor = spread(builder, builder.fdiv(_FLOAT(TOP), top))
         scale = builder.select(finite, builder.fmul(top, _FLOAT(np.float32(1 / TOP))), _FLOAT(float("nan")))
-        scale_spread = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), scale, _INT32(0))
-        scale_spread = builder.shuffle_vector(scale_spread, scale_spread, _all(_WHOLE, 0))
+        scale_of_each = spread(builder, scale)
         total = _all(_WHOLE, 0)
-        for start, value in zip(range(0, GROUP, _LANES), values, strict=True):
-            rounded = builder.fadd(builder.fmul(value, spread), _all(_FLOATS, _ROUND))
+        for start, value in zip(range(0, GROUP, LANES), values, strict=True):
+            rounded = builder.fadd(builder.fmul(value, factor), _all(_FLOATS, _ROUND))
             whole = builder.sub(builder.bitcast(rounded, _WHOLE), _all(_WHOLE, _ROUND_BITS))
             total = builder.add(total, whole)
             where = builder.bitcast(place(2, to, start), _CODES.as_pointer())
             builder.store(builder.trunc(whole, _CODES), where, align=1)
-            left = builder.fsub(value, builder.fmul(scale_spread, builder.fsub(rounded, _all(_FLOATS, _ROUND))))
+            left = builder.fsub(value, builder.fmul(scale_of_each, builder.fsub(rounded, _all(_FLOATS, _ROUND))))
             where = builder.bitcast(place(7, g.type(start)), _FLOATS.as_pointer())
             builder.store(left, where, align=4)
         builder.store(scale, place(3, g))

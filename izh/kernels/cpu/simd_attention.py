@@ -1,6 +1,7 @@
 """What attention does with vectors beside products, written as LLVM vector code.
 
-Owns: `aligned_room`, `transpose_tile`, `score_tile`, `softmax_row`. Must not know: paging, which row sees which key.
+Owns: `aligned_room`, `in_vectors`, `copy`, `transpose_tile`, `score_tile`, `softmax_row`.
+Must not know: paging, which row sees which key.
 Invariant: a score is one sum over the width, ascending, as `accumulate_tile` makes it; a row's sum of weights is the
 same to the last bit wherever the columns begin and end around the keys that it sees.
 
@@ -29,6 +30,20 @@ def aligned_room(count: int) -> Any:
     room = np.empty(count + LINE, np.float32)
     skip = (LINE_BYTES - room.ctypes.data % LINE_BYTES) // 4 % LINE
     return room[skip : skip + count]
+
+
+@kernel()
+def in_vectors(count: int) -> int:
+    """The least number of floats that fill whole vectors and hold `count`."""
+    return (count + LANES - 1) // LANES * LANES
+
+
+@kernel()
+def copy(source: Any, at: int, count: int, factor: Any, to: Any, to_at: int) -> None:
+    """Of `count` floats, times `factor`."""
+    values, target = source[at : at + count], to[to_at : to_at + count]
+    for i in range(values.size):
+        target[i] = values[i] * factor
 
 
 def _transposed(code: VectorCode, rows: list[ir.Value]) -> list[ir.Value]:

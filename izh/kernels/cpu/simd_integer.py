@@ -1,7 +1,7 @@
 """Register tiles of integer products, written as LLVM vector code like those of `simd.py`.
 
-Owns: `integer_tile`, how the weights of a form lie for it (`WORD_CODES`, `ORDER`, `OFFSET`), and what it takes
-activations as (`CODE`).
+Owns: `integer_tile`, how the weights of a form lie for it (`WORD_CODES`, `ORDER`, `OFFSET`), what it takes activations
+as (`CODE`); `spread`.
 Must not know: how numbers become whole, threads.
 Invariant: sums of whole numbers are exact, as long as none exceeds 32 bits, which is the caller's business; those of
 floats run over the groups in order. So one result does not depend on the tile, nor on the machine.
@@ -53,7 +53,7 @@ WORD_CODES = {8: 4, 4: 8}
 OFFSET = {8: 128, 4: 0}
 """What is added to a code, to be without a sign."""
 
-_INT8, _INT16, _INT32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_INT16, _INT32 = ir.IntType(16), ir.IntType(32)
 _SUMS, _FLOATS = ir.VectorType(_INT32, LANES), ir.VectorType(ir.FloatType(), LANES)
 _PAIRS = ir.VectorType(_INT16, 2 * LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES) if HAS_HALF else _FLOATS
@@ -69,7 +69,7 @@ def _constant(number: int) -> ir.Value:
     return ir.Constant(_SUMS, [number] * LANES)
 
 
-def _spread(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
+def spread(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
     """It in every lane."""
     first = builder.insert_element(ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined), number, _INT32(0))
     return _shuffle(builder, first, first, [0] * LANES)
@@ -154,27 +154,9 @@ def integer_tile(
     """
     at = types.intp
     signature = types.void(
-        bits,
-        num_blocks,
-        at,
-        rows,
-        at,
-        row_scales,
-        row_sums,
-        at,
-        weights,
-        at,
-        scales,
-        at,
-        at,
-        added,
-        at,
-        at,
-        out,
-        at,
-        at,
-        at,
-    )
+        bits, num_blocks, at, rows, at, row_scales, row_sums, at, weights, at, scales, at, at, added, at, at, out, at,
+        at, at,
+    )  # fmt: skip
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         count = args[2]
@@ -196,10 +178,6 @@ def integer_tile(
         words, num_scales = GROUP // codes, 1 if bits.literal_value == 8 else 2
         group_bytes, group_scale_bytes = words * _WORD_BYTES, num_scales * _SCALE_BYTES
 
-        def row(array_type: Any, array: ir.Value, start: ir.Value, stride: ir.Value, index: int) -> ir.Value:
-            data = context.make_array(array_type)(context, builder, array).data
-            return builder.gep(data, [builder.add(start, builder.mul(stride, stride.type(index)))])
-
         def times(value: ir.Value, number: int) -> ir.Value:
             return builder.mul(value, value.type(number))
 
@@ -208,11 +186,11 @@ def integer_tile(
             return builder.load(builder.bitcast(place, kind.as_pointer()), align=align)
 
         width = times(groups, GROUP)
-        x_rows = [row(rows, x, x_at, width, i) for i in range(count)]
-        t_rows = [row(row_scales, t, groups_at, groups, i) for i in range(count)]
-        p_rows = [row(row_sums, p, groups_at, groups, i) for i in range(count)]
-        w_rows = [row(weights, w, w_at, times(groups, group_bytes), c) for c in range(blocks)]
-        s_rows = [row(scales, s, s_at, times(groups, group_scale_bytes), c) for c in range(blocks)]
+        x_rows = [code.row(rows, x, x_at, width, i) for i in range(count)]
+        t_rows = [code.row(row_scales, t, groups_at, groups, i) for i in range(count)]
+        p_rows = [code.row(row_sums, p, groups_at, groups, i) for i in range(count)]
+        w_rows = [code.row(weights, w, w_at, times(groups, group_bytes), c) for c in range(blocks)]
+        s_rows = [code.row(scales, s, s_at, times(groups, group_scale_bytes), c) for c in range(blocks)]
         totals = [cgutils.alloca_once(builder, _FLOATS) for _ in range(count * blocks)]
         for place in totals:
             builder.store(ir.Constant(_FLOATS, [0.0] * LANES), place)
@@ -232,9 +210,9 @@ def integer_tile(
             """Four numbers of a row in every lane, as a word has them: of 8 bits, or two pairs of 16."""
             place = builder.add(times(group, GROUP), times(word, codes))
             if _DOT_LANES:
-                return [_spread(builder, load(x_row, place, 4 * number, _INT32, 1))]
+                return [spread(builder, load(x_row, place, 4 * number, _INT32, 1))]
             return [
-                builder.bitcast(_spread(builder, load(x_row, place, 4 * number + at, _INT32, 2)), _PAIRS)
+                builder.bitcast(spread(builder, load(x_row, place, 4 * number + at, _INT32, 2)), _PAIRS)
                 for at in (0, 2)
             ]
 
@@ -244,7 +222,7 @@ def integer_tile(
 
         ahead = times(groups, group_bytes * blocks)
         with cgutils.for_range_slice(builder, zero, groups, one, inc=True) as (group, _):
-            row_sum = [_spread(builder, builder.load(builder.gep(p_row, [group]))) for p_row in p_rows]
+            row_sum = [spread(builder, builder.load(builder.gep(p_row, [group]))) for p_row in p_rows]
             sums = [cgutils.alloca_once(builder, _SUMS) for _ in range(count * blocks)]
             for index, place in enumerate(sums):
                 builder.store(row_sum[index // blocks] if bits.literal_value == 8 else _constant(0), place)
@@ -256,7 +234,7 @@ def integer_tile(
                         for c, vector in enumerate(columns):
                             place = sums[i * blocks + c]
                             builder.store(_add_dots(builder, builder.load(place), vector, four), place)
-            row_scale = [_spread(builder, builder.load(builder.gep(t_row, [group]))) for t_row in t_rows]
+            row_scale = [spread(builder, builder.load(builder.gep(t_row, [group]))) for t_row in t_rows]
             for c, s_row in enumerate(s_rows):
                 scale, *least = (widened(s_row, group, number) for number in range(num_scales))
                 for i in range(count):
@@ -267,7 +245,7 @@ def integer_tile(
                     builder.store(builder.fadd(builder.load(place), builder.fmul(part, row_scale[i])), place)
 
         def places(array_type: Any, array: ir.Value, start: ir.Value, stride: ir.Value) -> list[ir.Value]:
-            rows_of = [row(array_type, array, start, stride, i) for i in range(count)]
+            rows_of = [code.row(array_type, array, start, stride, i) for i in range(count)]
             each = [builder.gep(rows_of[i], [zero.type(c * LANES)]) for i in range(count) for c in range(blocks)]
             return [builder.bitcast(pointer, _FLOATS.as_pointer()) for pointer in each]
 
@@ -279,7 +257,7 @@ def integer_tile(
                 for result, source, target in zip(results, sources, targets, strict=True):
                     builder.store(builder.fadd(result, builder.load(source, align=4)), target, align=4)
             with otherwise:
-                last = _spread(builder, builder.trunc(num_columns, _INT32))
+                last = spread(builder, builder.trunc(num_columns, _INT32))
                 for index, (result, source, target) in enumerate(zip(results, sources, targets, strict=True)):
                     numbers = ir.Constant(_SUMS, [index % blocks * LANES + lane for lane in range(LANES)])
                     mask = builder.icmp_signed("<", numbers, last)

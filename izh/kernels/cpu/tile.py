@@ -21,7 +21,7 @@ from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.exp2 import exp2
 from izh.kernels.cpu.product import add_product
 from izh.kernels.cpu.simd import LANES, LINE, fetch_line
-from izh.kernels.cpu.simd_attention import score_tile, softmax_row, transpose_tile
+from izh.kernels.cpu.simd_attention import copy, in_vectors, score_tile, softmax_row, transpose_tile
 
 GROUP = 12  # query vectors that go over a step together: a multiple of the rows of a register tile
 
@@ -30,24 +30,10 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 @kernel()
-def in_vectors(count: int) -> int:
-    """The least number of floats that fill whole vectors and hold `count`."""
-    return (count + LANES - 1) // LANES * LANES
-
-
-@kernel()
 def fill(array: Any, at: int, count: int, value: Any) -> None:
     part = array[at : at + count]
     for i in range(part.size):
         part[i] = value
-
-
-@kernel()
-def copy(source: Any, at: int, count: int, factor: Any, to: Any, to_at: int) -> None:
-    """Of `count` floats, times `factor`."""
-    values, target = source[at : at + count], to[to_at : to_at + count]
-    for i in range(values.size):
-        target[i] = values[i] * factor
 
 
 @kernel()
