@@ -137,7 +137,7 @@ class Ops:
 
     join_layers: Callable[[Sequence[LayerWeights], DecoderSizes], DecoderLayers] | None = None
     """join_layers(layers, sizes) -> all of them in one call, to the bit what the ops above give one after another; else
-    None. For steps of at most `few_rows` rows. float32."""
+    None. Of floats, for steps of at most `few_rows` rows. float32."""
 
     lora_b_by_rank: bool = False
     """How b lies in memory for `add_lora` and `linear_lora` (see `lora_room`)."""

@@ -8,6 +8,7 @@ Names of the projections, which features may replace in place: `layers.{i}.atten
 `layers.{i}.attention.o_proj`, `layers.{i}.mlp.gate_up_proj`, `layers.{i}.mlp.down_proj`, `embed_tokens`, `lm_head`.
 """
 
+import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -66,6 +67,7 @@ class Decoder(Module):
         # The reference rounds the scale to the weights' dtype before multiplying (55.4256 is 55.5 in bfloat16).
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self._joined: DecoderLayers | None = None
+        self._most_joined = 0
         self.corrections: Callable[[], Corrections | None] = lambda: None
         """What adapters add to the layers in the next step: a bank of them puts its own in place of this."""
         self.requires_grad_(False)
@@ -78,8 +80,9 @@ class Decoder(Module):
                 module.pack()
 
     def join(self) -> None:
-        """Compute steps of few rows in one call for all layers from now on, if the ops have that, with the weights that
-        there are now, and what adapters add to them. A step that needs more goes through the modules."""
+        """Compute steps in one call for all layers from now on, if the ops have that, with the weights that there are
+        now, and what adapters add to them: steps of few rows, and where weights have few bits, any. A step that needs
+        more goes through the modules."""
         if self.ops.join_layers is None or self.norm.weight.dtype is not torch.float32:
             return
         spec = self.spec
@@ -94,6 +97,7 @@ class Decoder(Module):
         )
         layers = [cast(DecoderLayer, layer).given() for layer in self.layers]
         self._joined = self.ops.join_layers(layers, sizes)
+        self._most_joined = self.ops.few_rows if isinstance(layers[0].qkv, tuple) else sys.maxsize
 
     def forward(self, batch: Batch, pages: list[Pages]) -> Tensor:
         """The step's rows after the final norm, [T, hidden_size].
@@ -106,7 +110,7 @@ class Decoder(Module):
         deeper = self._deepstack(batch)
         corrections = self.corrections()
         needs_modules = deeper or batch.both_ways or (corrections is not None and corrections.projections is None)
-        if self._joined is None or len(residual) > self.ops.few_rows or needs_modules:
+        if self._joined is None or len(residual) > self._most_joined or needs_modules:
             x, residual = self._one_by_one(residual, batch, cos_sin, pages, deeper)
         else:
             paging = batch.query_starts, batch.context_lens, batch.block_table, batch.write_slots

@@ -7,6 +7,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config
 
 from izh.batch import BothWays, Overrides
+from izh.kernels.cpu.decoder import SLICE
 from izh.kernels.cpu.row_limits import RowLimits
 from izh.kernels.cpu.table import NUMBA, with_rows
 from izh.kernels.decoder import Corrections
@@ -65,6 +66,24 @@ def test_one_call_gives_what_the_modules_give(name, tmp_path, monkeypatch):
     for ours, theirs in zip(steps(decoder), expected, strict=True):
         assert theirs.std() > 0.1
         assert torch.equal(ours, theirs)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_of_few_bits_any_number_of_rows_is_one_call(form, tmp_path, monkeypatch):
+    """They go a slice at a time; heads are normed, so that queries move, and the last slice is a short one."""
+    config = Qwen3Config(**SIZES | {"max_position_embeddings": 2048, "intermediate_size": 48}, head_dim=10)
+    tiny.reference_model(config).save_pretrained(tmp_path)
+    decoder = load(tmp_path, NUMBA, form)
+    paged = harness.PagedDecoder(decoder, num_blocks=600)
+    first, second = (paged.add(tiny.prompt(num, seed=num)) for num in (SLICE + 40, SLICE + 7))
+    plan = [(first, 0, SLICE + 40), (second, 0, SLICE + 7)]
+    expected = torch.cat(paged.logits(plan))
+    decoder.join()
+    monkeypatch.setattr(decoder, "_one_by_one", refuse)
+    again = harness.PagedDecoder(decoder, num_blocks=600)
+    first, second = (again.add(tiny.prompt(num, seed=num)) for num in (SLICE + 40, SLICE + 7))
+    assert torch.equal(torch.cat(again.logits(plan)), expected)
 
 
 @pytest.fixture(scope="module")

@@ -18,21 +18,24 @@ gelu_tanh_mul 2.5 / 5.8  11 / 40      377 / 2097
 import math
 from typing import Any
 
+import llvmlite.ir as ir
 import numba
 import numpy as np
 import torch
-from numba import carray, prange
+from numba import carray, prange, types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, int64_at, kernel, share
-from izh.kernels.cpu.exp2 import exp2
+from izh.kernels.cpu.exp2 import exp2_lanes
+from izh.kernels.cpu.simd import LANES, VectorCode
 
 _SUM = {"nnan", "nsz", "reassoc", "contract"}
-_ONE = np.float32(1.0)
-_LOG2_E = np.float32(math.log2(math.e))
-_GELU_SCALE = np.float32(2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
-_GELU_CUBIC = np.float32(0.044715)
+_LOG2_E = math.log2(math.e)
+_GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e)
+_GELU_CUBIC = 0.044715
+_LARGEST_EXPONENT = 126.0  # of two, that is finite with what `exp2_lanes` multiplies it by
 PARALLEL_FLOATS = 32768  # below this, starting threads costs more than the work: about 10 us on one core
 
 
@@ -247,20 +250,71 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tens
         raise ValueError(f"slots: row {bad} has slot {int(slots[bad])}, but the pages hold {num_blocks * block}")
 
 
-@kernel(fastmath={"contract"})
-def _gate_rows(start: int, stop: int, x: Any, row_stride: int, width: int, tanh: bool, out: Any) -> None:
-    """silu(a) = a / (1 + e^-a), and gelu_tanh(a) = a / (1 + e^-2u) with u the argument of its tanh."""
-    for row in range(start, stop):
-        gate, up = x[row * row_stride : row * row_stride + width], x[row * row_stride + width :]
-        to = out[row * width : (row + 1) * width]
-        if tanh:
-            for i in range(width):
-                a = gate[i]
-                u = _GELU_SCALE * (a + _GELU_CUBIC * a * a * a)
-                to[i] = a / (_ONE + exp2(-u)) * up[i]
+@intrinsic(prefer_literal=True)
+def _gate_lanes(
+    typing_context: Any, x: Any, gate_at: Any, up_at: Any, out: Any, out_at: Any, tanh: Any
+) -> Any:  # fmt: skip
+    """out[out_at + i] = silu(x[gate_at + i]) * x[up_at + i], or gelu_tanh if the literal `tanh` is 1, for i < LANES.
+
+    silu(a) = a / (1 + e^-a), and gelu_tanh(a) = a / (1 + e^-2u) with u the argument of its tanh.
+    """
+    at = types.intp
+    signature = types.void(x, at, at, out, at, tanh)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        data, first, second, o, to, _ = args
+        code = VectorCode(context, builder)
+        zero = first.type(0)
+        a, up = (code.load(code.row(x, data, each, zero, 0), zero) for each in (first, second))
+
+        def every(value: float) -> ir.Value:
+            return ir.Constant(a.type, [float(np.float32(value))] * LANES)
+
+        if tanh.literal_value:
+            cubic = builder.fmul(builder.fmul(a, a), every(_GELU_CUBIC))
+            exponent = builder.fmul(every(-_GELU_SCALE), code.multiply_add(cubic, a, a))
         else:
-            for i in range(width):
-                to[i] = gate[i] / (_ONE + exp2(-_LOG2_E * gate[i])) * up[i]
+            exponent = builder.fmul(every(-_LOG2_E), a)
+        limit = every(_LARGEST_EXPONENT)
+        power = exp2_lanes(code, builder.select(builder.fcmp_ordered("<", exponent, limit), exponent, limit))
+        gated = builder.fmul(builder.fdiv(a, builder.fadd(every(1.0), power)), up)
+        code.store(gated, code.row(out, o, to, zero, 0), zero)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@kernel()
+def gate_block(
+    start: int, stop: int, x: Any, row_stride: int, up_at: int, width: int, tanh: bool, out: Any, out_at: int,
+    out_stride: int,
+) -> None:  # fmt: skip
+    """Rows [start, stop) of x: `width` gates, and `up_at` behind them what goes through, whole vectors of both; to
+    `out_at` and on."""
+    for row in range(start, stop):
+        gate, to = row * row_stride, out_at + row * out_stride
+        for i in range(0, width, LANES):
+            if tanh:
+                _gate_lanes(x, gate + i, gate + up_at + i, out, to + i, 1)
+            else:
+                _gate_lanes(x, gate + i, gate + up_at + i, out, to + i, 0)
+
+
+@kernel()
+def _gate_rows(start: int, stop: int, x: Any, row_stride: int, width: int, tanh: bool, out: Any) -> None:
+    """Rows [start, stop) of x, `width` gates and as many numbers that go through them. Columns that fill no vector are
+    a vector's in a place of their own."""
+    whole = width - width % LANES
+    gate_block(start, stop, x, row_stride, width, whole, tanh, out, 0, width)
+    some = width - whole
+    last = np.zeros(3 * LANES, np.float32)
+    for row in range(start, stop if some else start):
+        at = row * row_stride + whole
+        for i in range(some):
+            last[i], last[LANES + i] = x[at + i], x[at + width + i]
+        gate_block(0, 1, last, 0, LANES, LANES, tanh, last, 2 * LANES, 0)
+        for i in range(some):
+            out[row * width + whole + i] = last[2 * LANES + i]
 
 
 @kernel(parallel=True)

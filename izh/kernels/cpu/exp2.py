@@ -38,7 +38,7 @@ def exp2(x: Any) -> Any:
 
 
 def exp2_lanes(code: VectorCode, x: ir.Value) -> ir.Value:
-    """2^x of a vector of x <= 0, as `exp2`, but 2^-126 for all that is less."""
+    """2^x of a vector of x <= 126, as `exp2`, but 2^-126 for all that is less, and for what is no number."""
     builder = code.builder
 
     def every(value: Any) -> ir.Value:

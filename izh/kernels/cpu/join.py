@@ -34,7 +34,7 @@ from izh.kernels.cpu.decoder import (
     Sizes,
     Step,
     layers_kernel,
-    row_floats,
+    room_floats,
 )
 from izh.kernels.decoder import Corrections, CosSin, DecoderLayers, DecoderSizes, LayerWeights, Pages, Projection
 
@@ -116,7 +116,7 @@ class _Layers:
             num_groups=num_groups,
         )
         recipes = np.array([self._recipe(rows, *cos_sin) for cos_sin in rotary], np.int64)
-        x, room = torch.empty(rows, hidden), torch.empty(rows, row_floats(sizes))
+        x, room = torch.empty(rows, hidden), torch.empty(room_floats(sizes, step))
         fault = layers_kernel(
             self._is_quantized, sizes, step, self._table.ctypes.data, self._corrected.ctypes.data,
             self._page_table.ctypes.data, recipes.ctypes.data, self._eps, self._scale, residual.data_ptr(),

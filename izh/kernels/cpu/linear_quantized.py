@@ -9,7 +9,7 @@ The weights are streamed in the order in which they lie, a quarter or a sixth of
 once for each panel of rows that the second cache holds.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, int8_at, kernel, share
+from izh.kernels.cpu.elementwise import gate_block
 from izh.kernels.cpu.quantize_rows import quantize_rows
 from izh.kernels.cpu.simd import HAS_HALF
 from izh.kernels.cpu.simd_integer import CODE, LANES, OFFSET, ORDER, ROWS, VECTORS, WORD_CODES, integer_tile
@@ -28,57 +29,119 @@ from izh.kernels.quantized import ACTIVATIONS, FORMS, GROUP, Form
 
 PARALLEL_WORK = 131072  # rows x outputs x width below which one thread does all
 PANEL_BYTES = 131072  # of x's whole numbers: half of a small second cache
+PART_BYTES = 24576  # of a unit's weights: half of a first cache
+NO_GATE, SILU, GELU_TANH = range(3)
 _COLUMNS = VECTORS * LANES
 _PAD = 2 * LANES  # columns are filled up to a multiple of it, whatever VECTORS is
 _CODE_BYTES = np.dtype(CODE).itemsize
 _OFFSET_8 = OFFSET[8]
 
 
+class _Packed(NamedTuple):
+    """How weights lie: `weight_bytes` and `scale_bytes` are those of a block."""
+
+    bits: int
+    digits: int
+    groups: int
+    weight_bytes: int
+    scale_bytes: int
+
+
+class _Panel(NamedTuple):
+    """Rows [first, first + size) of `rows`, and how units of columns take them: in `tiles` of `tile_rows` or, the first
+    `longer` of them, one more; `part_groups` groups at a time."""
+
+    rows: int
+    first: int
+    size: int
+    tiles: int
+    tile_rows: int
+    longer: int
+    part_groups: int
+
+
+@kernel()
+def _panel(form: Any, rows: int, first: int, last: int) -> Any:
+    """Where several tiles share the weights of a unit, they take as much of them at a time as the first cache holds."""
+    size, part_groups = last - first, form.groups
+    tiles = (size + ROWS - 1) // ROWS
+    if tiles > 1:
+        parts = (VECTORS * form.weight_bytes + PART_BYTES - 1) // PART_BYTES
+        part_groups = (form.groups + parts - 1) // parts
+    return _Panel(rows, first, size, tiles, size // tiles, size % tiles, part_groups)
+
+
 @kernel()
 def _columns(
-    start: int, stop: int, first: int, last: int, rows: int, bits: int, digits: int, groups: int, x: Any,
-    row_scales: Any, row_sums: Any, weight: Any, weight_bytes: int, scales: Any, scale_bytes: int, bias: Any, out: Any,
-    outputs: int,
+    start: int, stop: int, gate: int, form: Any, panel: Any, x: Any, row_scales: Any, row_sums: Any, weight: Any,
+    scales: Any, bias: Any, carried: Any, result: Any, out: Any, outputs: int,
 ) -> None:  # fmt: skip
-    """Rows [first, last) of the columns [start, stop), both in units of _COLUMNS, in tiles of about the same size. What
-    the second digits give is added to what the first ones gave."""
-    tiles = (last - first + ROWS - 1) // ROWS
+    """The panel's rows of the units [start, stop) of columns. The first digits' sums come first, and what the second
+    ones give is added; `carried` [panel.size, _COLUMNS] has the sums from one part of the groups to the next.
+
+    Without a gate a unit is _COLUMNS neighbours, and `result` is `out`. With one it is LANES columns of what comes
+    through: a block of gates, and that of what goes through them, half the outputs further on; `result` is room for
+    both [panel.size, 2 * LANES].
+    """
+    step, distance, num_blocks = VECTORS, 1, VECTORS  # of a unit's blocks
+    if gate != NO_GATE:
+        step, distance, num_blocks = 1, outputs // 2 // LANES, 2
+    group_bytes = form.weight_bytes // form.groups
     for unit in range(start, stop):
-        n, w, s = unit * _COLUMNS, unit * VECTORS * weight_bytes, unit * VECTORS * scale_bytes
-        count = min(_COLUMNS, outputs - n)
-        for digit in range(digits):
-            for tile in range(tiles):
-                i, end = first + share(last - first, tile, tiles), first + share(last - first, tile + 1, tiles)
-                at, size, to = (digit * rows + i) * groups, end - i, i * outputs + n
-                added, added_at, added_row = (out, to, outputs) if digit else (bias, n, 0)
-                if bits == 8:
-                    integer_tile(
-                        8, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, weight, w, scales, s, groups, added,
-                        added_at, added_row, out, to, outputs, count,
-                    )  # fmt: skip
-                else:
-                    integer_tile(
-                        4, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, weight, w, scales, s, groups, added,
-                        added_at, added_row, out, to, outputs, count,
-                    )  # fmt: skip
+        for b in range(0, num_blocks, VECTORS):
+            block = unit * step + b * distance
+            n, row, count = panel.first * outputs + block * LANES, outputs, min(_COLUMNS, outputs - block * LANES)
+            if gate != NO_GATE:
+                n, row, count = b * LANES, 2 * LANES, _COLUMNS
+            for digit in range(form.digits):
+                first = (digit * panel.rows + panel.first) * form.groups
+                for g in range(0, form.groups, panel.part_groups):
+                    end = min(g + panel.part_groups, form.groups)
+                    ahead = end * group_bytes if end < form.groups else step * form.weight_bytes
+                    i = 0
+                    for tile in range(panel.tiles):
+                        size = panel.tile_rows + (1 if tile < panel.longer else 0)
+                        at, to = first + i * form.groups, n + i * row
+                        added, added_at, added_row, added_distance = bias, block * LANES, 0, distance * LANES
+                        if digit:
+                            added, added_at, added_row, added_distance = result, to, row, LANES
+                        if form.bits == 8:
+                            integer_tile(
+                                8, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, form.groups, weight,
+                                block * form.weight_bytes, distance * form.weight_bytes, ahead - g * group_bytes,
+                                scales, block * form.scale_bytes, distance * form.scale_bytes, g, end, carried,
+                                i * _COLUMNS, added, added_at, added_row, added_distance, result, to, row, count,
+                            )  # fmt: skip
+                        else:
+                            integer_tile(
+                                4, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, form.groups, weight,
+                                block * form.weight_bytes, distance * form.weight_bytes, ahead - g * group_bytes,
+                                scales, block * form.scale_bytes, distance * form.scale_bytes, g, end, carried,
+                                i * _COLUMNS, added, added_at, added_row, added_distance, result, to, row, count,
+                            )  # fmt: skip
+                        i += size
+        if gate != NO_GATE:
+            to, width = panel.first * (outputs // 2) + unit * LANES, outputs // 2
+            gate_block(0, panel.size, result, 2 * LANES, LANES, LANES, gate == GELU_TANH, out, to, width)
 
 
 @kernel(parallel=True)
 def _linear(
     bits: int, digits: int, groups: int, weight_bytes: int, scale_bytes: int, x_address: int, rows: int, x_row: int,
     width: int, weight_address: int, scales_address: int, bias_address: int, out_address: int, outputs: int,
-    threads: int,
+    gate: int, threads: int,
 ) -> None:  # fmt: skip
-    """`weight_bytes` and `scale_bytes` are those of a block."""
-    units = (outputs + _COLUMNS - 1) // _COLUMNS
+    """The first five are a `_Packed`, `gate` is one of NO_GATE, SILU, GELU_TANH."""
+    form = _Packed(bits, digits, groups, weight_bytes, scale_bytes)
+    blocks = (outputs + _PAD - 1) // _PAD * (_PAD // LANES)
     x = carray(float32_at(x_address), (rows - 1) * x_row + width)
-    weight = carray(int8_at(weight_address), units * VECTORS * weight_bytes)
-    scales = carray(int8_at(scales_address), units * VECTORS * scale_bytes)
+    weight = carray(int8_at(weight_address), blocks * weight_bytes)
+    scales = carray(int8_at(scales_address), blocks * scale_bytes)
     bias = carray(float32_at(bias_address), outputs)
-    out = carray(float32_at(out_address), rows * outputs)
+    out = carray(float32_at(out_address), rows * outputs if gate == NO_GATE else rows * (outputs // 2))
     num = digits * rows * groups
     codes, row_scales, row_sums = np.empty(num * GROUP, CODE), np.empty(num, np.float32), np.empty(num, np.int32)
-    panel = max(PANEL_BYTES // (digits * groups * GROUP * _CODE_BYTES) // ROWS, 1) * ROWS
+    most = max(PANEL_BYTES // (digits * groups * GROUP * _CODE_BYTES) // ROWS, 1) * ROWS
     times = -_OFFSET_8 if bits == 8 else 1
     if rows < 4 * threads:
         quantize_rows(0, rows, x, x_row, width, groups, times, digits, rows, codes, row_scales, row_sums)
@@ -86,22 +149,39 @@ def _linear(
         for t in prange(threads):
             start, stop = share(rows, t, threads), share(rows, t + 1, threads)
             quantize_rows(start, stop, x, x_row, width, groups, times, digits, rows, codes, row_scales, row_sums)
+    units = (outputs + _COLUMNS - 1) // _COLUMNS if gate == NO_GATE else outputs // 2 // LANES
     for t in prange(threads):
         start, stop = share(units, t, threads), share(units, t + 1, threads)
-        for first in range(0, rows, panel):
-            _columns(
-                start, stop, first, min(first + panel, rows), rows, bits, digits, groups, codes, row_scales, row_sums,
-                weight, weight_bytes, scales, scale_bytes, bias, out, outputs,
-            )  # fmt: skip
+        for first in range(0, rows, most):
+            panel = _panel(form, rows, first, min(first + most, rows))
+            carried = np.empty(panel.size * _COLUMNS, np.float32)
+            if gate == NO_GATE:
+                _columns(
+                    start, stop, gate, form, panel, codes, row_scales, row_sums, weight, scales, bias, carried, out,
+                    out, outputs,
+                )  # fmt: skip
+            else:
+                both = np.empty(panel.size * 2 * LANES, np.float32)
+                _columns(
+                    start, stop, gate, form, panel, codes, row_scales, row_sums, weight, scales, bias, carried, both,
+                    out, outputs,
+                )  # fmt: skip
 
 
 @kernel()
-def linear_at(fixed: Any, x_address: int, rows: int, x_row: int, out_address: int, threads: int) -> None:
-    """A layer's product for another kernel: `fixed` is an array of its `fixed_arguments`."""
+def can_gate(outputs: int) -> bool:
+    """Whether a layer of gates and as many ups can be multiplied and gated at once."""
+    return outputs % (2 * LANES) == 0
+
+
+@kernel()
+def linear_at(fixed: Any, x_address: int, rows: int, x_row: int, out_address: int, gate: int, threads: int) -> None:
+    """A layer's product for another kernel: `fixed` is an array of its `fixed_arguments`. With a gate, which
+    `can_gate` must allow, the result is half as wide."""
     outputs, width = fixed[0], fixed[1]
     _linear(
         fixed[2], fixed[3], fixed[4], fixed[5], fixed[6], x_address, rows, x_row, width, fixed[7], fixed[8], fixed[9],
-        out_address, outputs, 1 if rows * outputs * width < PARALLEL_WORK else threads,
+        out_address, outputs, gate, 1 if rows * outputs * width < PARALLEL_WORK else threads,
     )  # fmt: skip
 
 
@@ -146,7 +226,7 @@ class PackedLinear:
         if rows:
             _linear(
                 *self._sizes, x.data_ptr(), rows, x.stride(0), width, self._packed.data_ptr(), self._scales.data_ptr(),
-                self._bias.data_ptr(), out.data_ptr(), self.outputs,
+                self._bias.data_ptr(), out.data_ptr(), self.outputs, NO_GATE,
                 1 if rows * self.outputs * width < PARALLEL_WORK else numba.get_num_threads(),
             )  # fmt: skip
         return ACTIVATIONS[activation](out)

@@ -130,14 +130,22 @@ def integer_tile(
     row_scales: Any,
     row_sums: Any,
     groups_at: Any,
+    groups: Any,
     weights: Any,
     weights_at: Any,
+    weights_stride: Any,
+    weights_ahead: Any,
     scales: Any,
     scales_at: Any,
-    groups: Any,
+    scales_stride: Any,
+    start: Any,
+    stop: Any,
+    carried: Any,
+    carried_at: Any,
     added: Any,
     added_at: Any,
     added_row: Any,
+    added_distance: Any,
     out: Any,
     out_at: Any,
     out_row: Any,
@@ -148,14 +156,18 @@ def integer_tile(
     and `num_blocks` are literals. S is the sum over k in g of rows[i, k] * q[n, k], P that of rows[i, k], whole numbers
     of 32 bits; all else is float32, each product and each addition rounded by itself, `added` last.
 
+    This adds the groups [start, stop) of them. `carried` [num_rows, num_blocks * LANES] has the sums before, and gets
+    those after, unless these are the first groups and the last.
+
     `rows` [num_rows, groups * GROUP] CODE; `row_scales` t and `row_sums` [num_rows, groups], float32 and int32: P with
-    4 bits, -128 P with 8. `weights` and `scales` are bytes, as are their offsets. `added` may be `out`;
-    of its columns, too, there are num_columns.
+    4 bits, -128 P with 8. `weights` and `scales` are bytes, as are their offsets and the distances of their blocks;
+    meanwhile as many weights are fetched, from `weights_ahead` behind these on. `added` may be `out`; of its columns,
+    too, there are num_columns, its blocks `added_distance` apart.
     """
     at = types.intp
     signature = types.void(
-        bits, num_blocks, at, rows, at, row_scales, row_sums, at, weights, at, scales, at, at, added, at, at, out, at,
-        at, at,
+        bits, num_blocks, at, rows, at, row_scales, row_sums, at, at, weights, at, at, at, scales, at, at, at, at,
+        carried, at, added, at, at, at, out, at, at, at,
     )  # fmt: skip
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
@@ -171,7 +183,8 @@ def integer_tile(
         return context.get_dummy_value()
 
     def tile(context: Any, builder: ir.IRBuilder, args: Any, count: int) -> None:
-        _, _, _, x, x_at, t, p, groups_at, w, w_at, s, s_at, groups, b, b_at, b_row, o, o_at, o_row, num_columns = args
+        _, _, _, x, x_at, t, p, groups_at, groups, w, w_at, w_stride, ahead, s, s_at, s_stride, *others = args
+        start, stop, between, between_at, b, b_at, b_row, b_distance, o, o_at, o_row, num_columns = others
         blocks, codes = num_blocks.literal_value, WORD_CODES[bits.literal_value]
         code, zero, one = VectorCode(context, builder), groups.type(0), groups.type(1)
         masked_load, masked_store = _masked(builder)
@@ -189,14 +202,28 @@ def integer_tile(
         x_rows = [code.row(rows, x, x_at, width, i) for i in range(count)]
         t_rows = [code.row(row_scales, t, groups_at, groups, i) for i in range(count)]
         p_rows = [code.row(row_sums, p, groups_at, groups, i) for i in range(count)]
-        w_rows = [code.row(weights, w, w_at, times(groups, group_bytes), c) for c in range(blocks)]
-        s_rows = [code.row(scales, s, s_at, times(groups, group_scale_bytes), c) for c in range(blocks)]
+        w_rows = [code.row(weights, w, w_at, w_stride, c) for c in range(blocks)]
+        s_rows = [code.row(scales, s, s_at, s_stride, c) for c in range(blocks)]
+
+        def places(
+            array_type: Any, array: ir.Value, start: ir.Value, stride: ir.Value, distance: ir.Value
+        ) -> list[ir.Value]:
+            rows_of = [code.row(array_type, array, start, stride, i) for i in range(count)]
+            each = [builder.gep(rows_of[i], [times(distance, c)]) for i in range(count) for c in range(blocks)]
+            return [builder.bitcast(pointer, _FLOATS.as_pointer()) for pointer in each]
+
         totals = [cgutils.alloca_once(builder, _FLOATS) for _ in range(count * blocks)]
-        for place in totals:
-            builder.store(ir.Constant(_FLOATS, [0.0] * LANES), place)
+        kept = places(carried, between, between_at, zero.type(blocks * LANES), zero.type(LANES))
+        with builder.if_else(builder.icmp_signed("==", start, zero)) as (then, otherwise):
+            with then:
+                for place in totals:
+                    builder.store(ir.Constant(_FLOATS, [0.0] * LANES), place)
+            with otherwise:
+                for place, source in zip(totals, kept, strict=True):
+                    builder.store(builder.load(source, align=4), place)
 
         def bytes_of(group: ir.Value, word: ir.Value, w_row: ir.Value) -> Iterator[ir.Value]:
-            """A word of each column, in fours of bytes; fetches that of the next tile's column."""
+            """A word of each column, in fours of bytes; fetches one of those to come."""
             place = builder.add(times(group, group_bytes), times(word, _WORD_BYTES))
             code.fetch(w_row, builder.add(place, ahead))
             packed = load(w_row, place, 0, _SUMS, 4)
@@ -220,8 +247,7 @@ def integer_tile(
             found = load(s_row, times(group, group_scale_bytes), number * _SCALE_BYTES, _HALVES, 2)
             return builder.fpext(found, _FLOATS) if HAS_HALF else found
 
-        ahead = times(groups, group_bytes * blocks)
-        with cgutils.for_range_slice(builder, zero, groups, one, inc=True) as (group, _):
+        with cgutils.for_range_slice(builder, start, stop, one, inc=True) as (group, _):
             row_sum = [spread(builder, builder.load(builder.gep(p_row, [group]))) for p_row in p_rows]
             sums = [cgutils.alloca_once(builder, _SUMS) for _ in range(count * blocks)]
             for index, place in enumerate(sums):
@@ -244,24 +270,26 @@ def integer_tile(
                     place = totals[i * blocks + c]
                     builder.store(builder.fadd(builder.load(place), builder.fmul(part, row_scale[i])), place)
 
-        def places(array_type: Any, array: ir.Value, start: ir.Value, stride: ir.Value) -> list[ir.Value]:
-            rows_of = [code.row(array_type, array, start, stride, i) for i in range(count)]
-            each = [builder.gep(rows_of[i], [zero.type(c * LANES)]) for i in range(count) for c in range(blocks)]
-            return [builder.bitcast(pointer, _FLOATS.as_pointer()) for pointer in each]
-
         results = [builder.load(place) for place in totals]
-        sources, targets = places(added, b, b_at, b_row), places(out, o, o_at, o_row)
+        sources, targets = places(added, b, b_at, b_row, b_distance), places(out, o, o_at, o_row, zero.type(LANES))
+        end = builder.append_basic_block("tile.done")
+        is_last = builder.icmp_signed("==", stop, groups)
         whole = builder.icmp_signed("==", num_columns, num_columns.type(blocks * LANES))
-        with builder.if_else(whole) as (then, otherwise):
-            with then:
-                for result, source, target in zip(results, sources, targets, strict=True):
-                    builder.store(builder.fadd(result, builder.load(source, align=4)), target, align=4)
-            with otherwise:
-                last = spread(builder, builder.trunc(num_columns, _INT32))
-                for index, (result, source, target) in enumerate(zip(results, sources, targets, strict=True)):
-                    numbers = ir.Constant(_SUMS, [index % blocks * LANES + lane for lane in range(LANES)])
-                    mask = builder.icmp_signed("<", numbers, last)
-                    found = builder.call(masked_load, [source, _INT32(4), mask, ir.Constant(_FLOATS, [0.0] * LANES)])
-                    builder.call(masked_store, [builder.fadd(result, found), target, _INT32(4), mask])
+        with builder.if_then(builder.not_(is_last)):
+            for result, target in zip(results, kept, strict=True):
+                builder.store(result, target, align=4)
+            builder.branch(end)
+        with builder.if_then(whole):
+            for result, source, target in zip(results, sources, targets, strict=True):
+                builder.store(builder.fadd(result, builder.load(source, align=4)), target, align=4)
+            builder.branch(end)
+        last = spread(builder, builder.trunc(num_columns, _INT32))
+        for index, (result, source, target) in enumerate(zip(results, sources, targets, strict=True)):
+            numbers = ir.Constant(_SUMS, [index % blocks * LANES + lane for lane in range(LANES)])
+            mask = builder.icmp_signed("<", numbers, last)
+            found = builder.call(masked_load, [source, _INT32(4), mask, ir.Constant(_FLOATS, [0.0] * LANES)])
+            builder.call(masked_store, [builder.fadd(result, found), target, _INT32(4), mask])
+        builder.branch(end)
+        builder.position_at_end(end)
 
     return signature, codegen

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
 import torch
 from numba.core.codegen import get_host_cpu_features
@@ -29,6 +30,14 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def gated(layer: Any, x: torch.Tensor, gate: int) -> torch.Tensor:
+    """What another kernel gets of a layer whose outputs are gates and what goes through them."""
+    out, threads = torch.empty(len(x), layer.outputs // 2), numba.get_num_threads()
+    fixed = np.array(layer.fixed_arguments)
+    linear_quantized.linear_at(fixed, x.data_ptr(), len(x), x.shape[1], out.data_ptr(), gate, threads)
+    return out
+
+
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("outputs", [1, 15, 16, 33, 97, 576])
 @pytest.mark.parametrize("width", [1, 2, 32, 33, 63, 64, 65, 129, 576])
@@ -49,6 +58,23 @@ def test_more_rows_than_a_panel_holds(form: str) -> None:
     weight, x = random(40, 8000), random(3 * (linear_quantized.PANEL_BYTES // 8000) + 5, 8000)
     mine, defined = NUMBA.quantize_linear(weight, None, form), quantized.quantize_linear(weight, None, form)
     assert torch.equal(mine(x), defined(x))
+
+
+@pytest.mark.parametrize(("gate", "op"), [("SILU", "silu_mul"), ("GELU_TANH", "gelu_tanh_mul")])
+@pytest.mark.parametrize(("width", "outputs"), [(33, 32), (576, 96), (1600, 192)])
+@pytest.mark.parametrize("form", FORMS)
+def test_gates_in_the_product_are_those_after_it(form: str, width: int, outputs: int, gate: str, op: str) -> None:
+    assert linear_quantized.can_gate(outputs)
+    layer = NUMBA.quantize_linear(random(outputs, width), random(outputs), form)
+    for rows in (1, ROWS, ROWS + 1, 131):
+        x = random(rows, width)
+        out = gated(layer, x, getattr(linear_quantized, gate))
+        assert torch.equal(out, getattr(NUMBA, op)(layer(x)))
+
+
+@pytest.mark.parametrize("outputs", [16, 48, 33])
+def test_gates_that_fill_no_block_are_left_to_the_op(outputs: int) -> None:
+    assert not linear_quantized.can_gate(outputs)
 
 
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh", "relu"])
@@ -136,15 +162,21 @@ def test_bytes_are_multiplied_as_many_at_once_as_the_processor_can(features: str
 
 
 _ELSEWHERE = """
-import sys, torch
-from izh.kernels.cpu import simd_integer
+import sys, numba, numpy as np, torch
+from izh.kernels.cpu import linear_quantized, simd_integer
 from izh.kernels.cpu.table import NUMBA
 from izh.kernels.cpu.threads import choose_layer
 from izh.kernels.quantized import FORMS
 choose_layer()
 saved = torch.load(sys.argv[1])
 layers = [NUMBA.quantize_linear(saved["weight"], saved["bias"], form) for form in FORMS]
-torch.save((simd_integer.dot_lanes(simd_integer.FEATURES), [layer(saved["x"]) for layer in layers]), sys.argv[1])
+found = [layer(saved["x"]) for layer in layers]
+x, out, threads = saved["wide"], torch.empty(len(saved["wide"]), 32), numba.get_num_threads()
+layer = NUMBA.quantize_linear(saved["gates"], None, "int8")
+gates = np.array(layer.fixed_arguments), x.data_ptr(), len(x), x.shape[1], out.data_ptr()
+linear_quantized.linear_at(*gates, linear_quantized.SILU, threads)
+same = torch.equal(out, NUMBA.silu_mul(layer(x)))
+torch.save((simd_integer.dot_lanes(simd_integer.FEATURES), found, layer(x), same), sys.argv[1])
 """
 
 
@@ -155,6 +187,7 @@ def test_other_processors_give_the_same_numbers(without: tuple[str, ...], lanes:
         pytest.skip("a processor without VNNI, of which there is nothing to leave out")
     left = ",".join("-" + each[1:] if each[1:].startswith(without) else each for each in features)
     saved = {"weight": random(77, 130), "bias": random(77), "x": random(2 * ROWS + 1, 130)}
+    saved |= {"gates": random(64, 1600), "wide": random(2 * ROWS + 1, 1600)}
     torch.save(saved, tmp_path / "saved.pt")
     environment = os.environ | {
         "NUMBA_CPU_NAME": "x86-64-v3",
@@ -162,8 +195,10 @@ def test_other_processors_give_the_same_numbers(without: tuple[str, ...], lanes:
         "NUMBA_CACHE_DIR": str(tmp_path),
     }
     subprocess.run([sys.executable, "-c", _ELSEWHERE, tmp_path / "saved.pt"], env=environment, check=True)
-    used, found = torch.load(tmp_path / "saved.pt")
+    used, found, wide, gates_are_the_ops = torch.load(tmp_path / "saved.pt")
     assert used == lanes
+    assert torch.equal(wide, NUMBA.quantize_linear(saved["gates"], None, "int8")(saved["wide"]))
+    assert gates_are_the_ops
     for form, out in zip(FORMS, found, strict=True):
         assert torch.equal(out, NUMBA.quantize_linear(saved["weight"], saved["bias"], form)(saved["x"]))
 
