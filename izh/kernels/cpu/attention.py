@@ -42,7 +42,7 @@ from izh.kernels.cpu.cut import (
     find_fault,
     rows_per_tile,
 )
-from izh.kernels.cpu.simd_attention import aligned_room, copy, in_vectors
+from izh.kernels.cpu.simd_attention import ROWS, aligned_room, copy, in_vectors
 from izh.kernels.cpu.tile import GROUP, attend_span, fill, merge
 
 STEP = 64  # keys per update of the online softmax: long enough to pay for it, short enough for the first-level cache
@@ -57,11 +57,11 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 @kernel()
 def _attend_unit(
     unit: Any, position: int, window: int, block: int, step: int, span: int, width: int, ratio: int, num_heads: int,
-    k_pages: Any, v_pages: Any, blocks: Any, queries: Any, copies: Any, now: Any, so_far: Any, next_blocks: Any,
+    k_pages: Any, v_pages: Any, blocks: Any, queries: Any, room: Any, now: Any, so_far: Any, next_blocks: Any,
     next_head: int, next_key: int,
 ) -> None:  # fmt: skip
-    """Leave the unit's result in `so_far`; `now` is room for one span. Both are (maxima, totals, values). `copies` is
-    room for a step: (scores, keys, values)."""
+    """Leave the unit's result in `so_far`; `now` is room for one span. Both are (maxima, totals, values). `room`: see
+    `attend_span`."""
     rows, head = unit[NUM_ROWS], unit[HEAD]
     first, stop = max(0, position - window + 1), position + rows
     for at in range(unit[SPAN_START], unit[SPAN_STOP]):
@@ -71,8 +71,8 @@ def _attend_unit(
             later_blocks, later_head, later_key = next_blocks, next_head, next_key
         attend_span(
             queries, ratio, rows, width, position, window, max(first, at * span), min(stop, (at + 1) * span), block,
-            step, k_pages, v_pages, blocks, head, num_heads, copies[0], copies[1], copies[2], maxima, totals, values,
-            later_blocks, later_head, later_key,
+            step, k_pages, v_pages, blocks, head, num_heads, room, maxima, totals, values, later_blocks, later_head,
+            later_key,
         )  # fmt: skip
         if at > unit[SPAN_START]:
             padded = in_vectors(width)
@@ -110,9 +110,13 @@ def _attend_units(
     most = rows_per_tile(ratio) * ratio
     columns, padded = in_vectors(step), in_vectors(width)
     queries = aligned_room(most * width)
-    copies = (aligned_room(GROUP * columns), aligned_room(width * columns), aligned_room(step * padded))
-    fill(copies[2], 0, step * padded, _ZERO)  # what pads a value stays zero
-    now, so_far = _room(most, padded), _room(most, padded)
+    step_values, entries = aligned_room(step * padded), most + ROWS
+    fill(step_values, 0, step * padded, _ZERO)  # what pads a value stays zero
+    room = (
+        aligned_room(GROUP * columns), aligned_room(width * columns), step_values, np.empty(entries, np.int64),
+        np.empty(entries, np.int64), np.empty(entries, np.float32),
+    )  # fmt: skip
+    now, so_far = _room(entries, padded), _room(entries, padded)
     factor = np.float32(scale) * _LOG2_E
     for u in range(start, stop):
         unit = units[u]
@@ -121,22 +125,26 @@ def _attend_units(
         position = _position(unit, query_starts, context_lens)
         after = units[min(u + 1, stop - 1)]
         next_key = max(after[SPAN_START] * span, _position(after, query_starts, context_lens) - window + 1)
-        for i in range(num):
-            at = (first_row + i // ratio) * q_row + (head * ratio + i % ratio) * q_head
-            copy(q, at, width, factor, queries, i * width)
+        for row in range(unit[NUM_ROWS]):
+            for i in range(ratio):
+                at = (first_row + row) * q_row + (head * ratio + i) * q_head
+                copy(q, at, width, factor, queries, (row * ratio + i) * width)
         _attend_unit(
             unit, position, window, block, step, span, width, ratio, num_heads, k_pages, v_pages, block_table[s],
-            queries, copies, now, so_far, block_table[after[SEQUENCE]], after[HEAD], next_key - next_key % step,
+            queries, room, now, so_far, block_table[after[SEQUENCE]], after[HEAD], next_key - next_key % step,
         )  # fmt: skip
         maxima, totals, values = so_far
+        if unit[PARTIAL] < 0:
+            for row in range(unit[NUM_ROWS]):
+                at = ((first_row + row) * num_heads + head) * ratio * width
+                for i in range(row * ratio, row * ratio + ratio):
+                    _write(out, at, totals[i], values, i * padded, width)
+                    at += width
+            continue
         for i in range(num):
-            if unit[PARTIAL] < 0:
-                at = ((first_row + i // ratio) * num_heads * ratio + head * ratio + i % ratio) * width
-                _write(out, at, totals[i], values, i * padded, width)
-            else:
-                p = unit[PARTIAL] + i
-                partial[0][p], partial[1][p] = maxima[i], totals[i]
-                copy(values, i * padded, width, _ONE, partial[2], p * width)
+            p = unit[PARTIAL] + i
+            partial[0][p], partial[1][p] = maxima[i], totals[i]
+            copy(values, i * padded, width, _ONE, partial[2], p * width)
 
 
 @kernel()

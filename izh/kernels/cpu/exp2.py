@@ -10,7 +10,7 @@ import llvmlite.ir as ir
 import numpy as np
 
 from izh.kernels.cpu.compile import kernel
-from izh.kernels.cpu.simd import LANES, VectorCode
+from izh.kernels.cpu.simd import VectorCode
 
 # 2^f = 1 + f c1 + ... + f^6 c6 for |f| <= 1/2, of the least relative error: 2e-9, before the rounding of float32.
 _COEFFICIENTS = (1.0, 0.6931471825, 0.2402264774, 0.0555033237, 0.0096184369, 0.0013398875, 0.0001535336)
@@ -38,11 +38,11 @@ def exp2(x: Any) -> Any:
 
 
 def exp2_lanes(code: VectorCode, x: ir.Value) -> ir.Value:
-    """2^x of a vector of x <= 126, as `exp2`, but 2^-126 for all that is less, and for what is no number."""
+    """2^x of a vector, of any length, of x <= 126, as `exp2`, but 2^-126 for all that is less, and for no number."""
     builder = code.builder
 
     def every(value: Any) -> ir.Value:
-        return ir.Constant(x.type, [float(np.float32(value))] * LANES)
+        return ir.Constant(x.type, [float(np.float32(value))] * x.type.count)
 
     clamped = code.greater(x, every(_ZERO_BELOW))
     shifted = builder.fadd(clamped, every(_TO_WHOLE))
@@ -50,6 +50,6 @@ def exp2_lanes(code: VectorCode, x: ir.Value) -> ir.Value:
     series = every(_COEFFICIENTS[-1])
     for coefficient in _COEFFICIENTS[-2::-1]:
         series = code.multiply_add(series, f, every(coefficient))
-    bits = ir.VectorType(ir.IntType(32), LANES)
-    exponent = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [int(_MANTISSA_BITS)] * LANES))
+    bits = ir.VectorType(ir.IntType(32), x.type.count)
+    exponent = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [int(_MANTISSA_BITS)] * x.type.count))
     return builder.bitcast(builder.add(builder.bitcast(series, bits), exponent), x.type)

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel, share
-from izh.kernels.cpu.product import add_product
+from izh.kernels.cpu.product import ANEW, add_product
 from izh.kernels.cpu.simd import LANES
-from izh.kernels.cpu.simd_attention import aligned_room, copy, in_vectors, softmax_row, transpose_tile
+from izh.kernels.cpu.simd_attention import ROWS, aligned_room, copy, in_vectors, softmax_tile, transpose_tile
 
-TILE = 12  # rows that share one pass over the keys: their scores over 512 keys fill half a first-level cache
+# Rows, a multiple of ROWS, that share one pass over the keys: their scores over 512 fill half a first-level cache.
+TILE = 12
 UNIT = 96  # rows of a unit: enough to pay for the copy of keys and values, few enough to share a long sequence
 PARALLEL_WORK = 100_000  # scores x width below which one thread does all
 
@@ -67,7 +68,9 @@ def _attend_units(
     keys, values = aligned_room(width * room), aligned_room(longest * padded)
     values[:] = _ZERO  # what pads a value stays zero
     queries, results = aligned_room(TILE * width), aligned_room(TILE * padded)
-    scores, totals = aligned_room(TILE * room), np.empty(TILE, np.float32)
+    scores, factors = aligned_room(TILE * room), np.empty(TILE, np.float32)
+    maxima, totals = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    lows, highs = np.zeros(TILE, np.int64), np.zeros(TILE, np.int64)
     copied = (np.int64(-1), np.int64(-1), np.int64(-1), np.int64(-1))
     for unit in range(start, stop):
         s, head, first_row = units[unit, 0], units[unit, 1], units[unit, 2]
@@ -86,14 +89,19 @@ def _attend_units(
             low = (max(tile - window, 0) - key0) // LANES * LANES
             high = min(tile + num + window, length) - key0
             columns = in_vectors(high - low)
-            scores[: num * columns] = _ZERO
-            add_product(queries, 0, width, num, keys, low, count, width, scores, 0, columns, columns)
+            add_product(
+                queries, 0, width, num, keys, low, count, width, scores, 0, columns, columns, factors, ANEW
+            )  # fmt: skip
+            maxima[:], totals[:] = _LOWEST, _ZERO
             for i in range(num):
-                first = max(tile + i - window, 0) - key0 - low
-                last = min(tile + i + window + 1, length) - key0 - low
-                _, totals[i] = softmax_row(scores, i * columns, 0, columns, first, last, _LOWEST)
-            results[: num * padded] = _ZERO
-            add_product(scores, 0, columns, num, values, low * padded, padded, high - low, results, 0, padded, padded)
+                lows[i] = max(tile + i - window, 0) - key0 - low
+                highs[i] = min(tile + i + window + 1, length) - key0 - low
+            for i in range(0, num, ROWS):
+                softmax_tile(scores, i * columns, columns, 0, columns, i, lows, highs, maxima, totals, factors)
+            add_product(
+                scores, 0, columns, num, values, low * padded, padded, high - low, results, 0, padded, padded, factors,
+                ANEW,
+            )  # fmt: skip
             for i in range(num):
                 at = ((begin + tile + i) * heads + head) * width
                 for d in range(width):

@@ -1,6 +1,6 @@
-"""Products of two small matrices in flat scratch arrays, added to a third.
+"""Products of two small matrices in flat scratch arrays, in place of a third or added to it.
 
-Owns: `add_product`. Must not know: what is multiplied.
+Owns: `add_product`, ANEW. Must not know: what is multiplied.
 Invariant: the order of arithmetic of one result does not depend on how many rows or columns there are.
 """
 
@@ -9,43 +9,46 @@ from typing import Any
 from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.simd import LANES, accumulate_tile
 
+ANEW = -1  # in place of where factors lie: nothing was summed before
 _MANY = 6 if LANES == 16 else 3  # rows of a tile with four vectors each: AVX-512 has 32 registers, AVX2 16
 
 
 @kernel()
 def add_product(
     a: Any, a_at: int, a_row: int, num: int, b: Any, b_at: int, b_row: int, inner: int, out: Any, out_at: int,
-    out_row: int, columns: int,
+    out_row: int, columns: int, factors: Any, factors_at: int,
 ) -> None:  # fmt: skip
-    """out[i, c] += sum over n < inner of a[i, n] * b[n, c], n ascending; `columns` is a multiple of LANES."""
+    """out[i, c] = factors[i] * out[i, c] + sum over n < inner of a[i, n] * b[n, c], n ascending; the sum alone where
+    `factors_at` is ANEW. `columns` is a multiple of LANES."""
     c = 0
     while c < columns:
         wide = 4 if columns - c >= 4 * LANES else (2 if columns - c >= 2 * LANES else 1)
         i = 0
         while i < num:
             p, v, o = a_at + i * a_row, b_at + c, out_at + i * out_row + c
+            f = factors_at + i if factors_at >= 0 else factors_at
             if num - i >= _MANY:
                 if wide == 4:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, _MANY, 4)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, _MANY, 4)
                 elif wide == 2:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, _MANY, 2)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, _MANY, 2)
                 else:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, _MANY, 1)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, _MANY, 1)
                 i += _MANY
             elif num - i >= 3:
                 if wide == 4:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, 3, 4)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, 3, 4)
                 elif wide == 2:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, 3, 2)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, 3, 2)
                 else:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, 3, 1)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, 3, 1)
                 i += 3
             else:
                 if wide == 4:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, 1, 4)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, 1, 4)
                 elif wide == 2:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, 1, 2)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, 1, 2)
                 else:
-                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, 1, 1)
+                    accumulate_tile(a, p, a_row, b, v, b_row, inner, out, o, out_row, factors, f, 1, 1)
                 i += 1
         c += wide * LANES

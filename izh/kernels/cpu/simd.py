@@ -50,9 +50,6 @@ class VectorCode:
     def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
         self.context = context
         self.builder = builder
-        self._multiply_add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32"
-        )
 
     def row(self, array_type: Any, array: ir.Value, at: ir.Value, stride: ir.Value, index: int) -> ir.Value:
         """Pointer to element `at + index * stride`."""
@@ -105,37 +102,32 @@ class VectorCode:
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
 
     def multiply_add(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        return self.builder.call(self._multiply_add, [a, b, c])
+        """Of vectors of one length, whatever it is."""
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(a.type, [a.type] * 3), f"llvm.fmuladd.v{a.type.count}f32"
+        )
+        return self.builder.call(function, [a, b, c])
 
-    def sum_lanes(self, vectors: list[ir.Value]) -> ir.Value:
-        """Four vectors -> one of four sums: neighbours pairwise within each four, twice, then halves until four are
-        left."""
+    def fold_four(self, vectors: list[ir.Value], join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """Four vectors -> one of four scalars, each the lanes of one vector joined: neighbours pairwise within each
+        four, twice, then halves until four are left."""
 
         def neighbours(a: ir.Value, b: ir.Value) -> ir.Value:
             even = [at + 2 * i for four in range(0, LANES, 4) for at in (four, LANES + four) for i in (0, 1)]
-            return self.builder.fadd(self.shuffle(a, b, even), self.shuffle(a, b, [lane + 1 for lane in even]))
+            return join(self.shuffle(a, b, even), self.shuffle(a, b, [lane + 1 for lane in even]))
 
         a, b, c, d = vectors
-        sums = neighbours(neighbours(a, b), neighbours(c, d))
+        folded = neighbours(neighbours(a, b), neighbours(c, d))
         half = LANES // 2
         while half >= 4:
-            low, high = (self.shuffle(sums, sums, list(range(at, at + half))) for at in (0, half))
-            sums = self.builder.fadd(low, high)
+            low, high = (self.shuffle(folded, folded, list(range(at, at + half))) for at in (0, half))
+            folded = join(low, high)
             half //= 2
-        return sums
+        return folded
 
     def greater(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """Lane by lane; b where a is no number."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
-
-    def fold_lanes(self, vector: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-        """One scalar of all lanes, halves joined with each other until one lane is left."""
-        half = LANES // 2
-        while half:
-            low, high = (self.shuffle(vector, vector, list(range(at, at + half))) for at in (0, half))
-            vector = join(low, high)
-            half //= 2
-        return self.builder.extract_element(vector, _INT32(0))
 
     @contextmanager
     def loop(self, stop: ir.Value, step: int) -> Iterator[ir.Value]:
@@ -178,7 +170,7 @@ class VectorCode:
         for i, row in enumerate(out_rows):
             for j in range(0, num_keys, 4):
                 at = i * num_keys + j
-                four = self.sum_lanes([builder.load(place) for place in sums[at : at + 4]])
+                four = self.fold_four([builder.load(place) for place in sums[at : at + 4]], builder.fadd)
                 to = builder.gep(row, [width.type(j)])
                 builder.store(four, builder.bitcast(to, four.type.as_pointer()), align=4)
 
@@ -263,18 +255,21 @@ def accumulate_tile(
     out: Any,
     out_at: Any,
     out_stride: Any,
+    factors: Any,
+    factors_at: Any,
     num_rows: Any,
     num_vectors: Any,
 ) -> Any:
-    """out[i, :w] += sum over n < num_values of weights[i, n] * values[n, :w], w = num_vectors * LANES, n ascending.
+    """out[i, :w] = factors[i] * out[i, :w] + sum over n < num_values of weights[i, n] * values[n, :w], n ascending;
+    w = num_vectors * LANES. Where `factors_at` is negative the sum alone, whatever was there before.
 
     `num_rows` and `num_vectors` are literals; their product is what stays in registers: at most 12 of 16, 24 of 32.
     """
     at = types.intp
-    signature = types.void(weights, at, at, values, at, at, at, out, at, at, num_rows, num_vectors)
+    signature = types.void(weights, at, at, values, at, at, at, out, at, at, factors, at, num_rows, num_vectors)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        p, p_at, p_stride, v, v_at, v_stride, stop, o, o_at, o_stride, _, _ = args
+        p, p_at, p_stride, v, v_at, v_stride, stop, o, o_at, o_stride, f, f_at, _, _ = args
         code = VectorCode(context, builder)
         count, wide = num_rows.literal_value, num_vectors.literal_value
         p_rows = [code.row(weights, p, p_at, p_stride, i) for i in range(count)]
@@ -282,17 +277,25 @@ def accumulate_tile(
         v_row = code.row(values, v, v_at, v_stride, 0)
         lanes = [stop.type(c * LANES) for c in range(wide)]
         sums = code.registers(count * wide)
-        for i in range(count):
-            for c in range(wide):
-                builder.store(code.load(o_rows[i], lanes[c]), sums[i * wide + c])
+        with builder.if_else(builder.icmp_signed("<", f_at, f_at.type(0))) as (then, otherwise):
+            with then:
+                for place in sums:
+                    builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
+            with otherwise:
+                factor_row = code.row(factors, f, f_at, stop, 0)
+                for i in range(count):
+                    factor = code.spread(code.load_one(factor_row, stop.type(i)))
+                    for c in range(wide):
+                        builder.store(builder.fmul(code.load(o_rows[i], lanes[c]), factor), sums[i * wide + c])
         with code.loop(stop, 1) as n:
             value = builder.gep(v_row, [builder.mul(n, v_stride)])
-            v_now = [code.load(value, lanes[c]) for c in range(wide)]
-            for i in range(count):
-                weight = code.spread(builder.load(builder.gep(p_rows[i], [n])))
-                for c in range(wide):
+            # The weights and one value at a time: of 16 registers 12 sums leave four.
+            p_now = [code.spread(builder.load(builder.gep(row, [n]))) for row in p_rows]
+            for c in range(wide):
+                v_now = code.load(value, lanes[c])
+                for i in range(count):
                     place = sums[i * wide + c]
-                    builder.store(code.multiply_add(weight, v_now[c], builder.load(place)), place)
+                    builder.store(code.multiply_add(p_now[i], v_now, builder.load(place)), place)
         for i in range(count):
             for c in range(wide):
                 code.store(builder.load(sums[i * wide + c]), o_rows[i], lanes[c])

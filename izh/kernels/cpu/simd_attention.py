@@ -1,6 +1,6 @@
 """What attention does with vectors beside products, written as LLVM vector code.
 
-Owns: `aligned_room`, `in_vectors`, `copy`, `transpose_tile`, `score_tile`, `softmax_row`.
+Owns: `aligned_room`, `in_vectors`, `copy`, `transpose_tile`, `score_tile`, `softmax_tile`, ROWS.
 Must not know: paging, which row sees which key.
 Invariant: a score is one sum over the width, ascending, as `accumulate_tile` makes it; a row's sum of weights is the
 same to the last bit wherever the columns begin and end around the keys that it sees.
@@ -21,6 +21,7 @@ from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.exp2 import exp2_lanes
 from izh.kernels.cpu.simd import LANES, LINE, LINE_BYTES, VectorCode
 
+ROWS = 4  # that a softmax takes at once: while one waits for a sum across a vector, others go on
 _MASKED = -2e38  # a score far below every real one
 
 
@@ -117,56 +118,77 @@ def score_tile(
 
 
 @intrinsic
-def softmax_row(
-    typing_context: Any, scores: Any, at: Any, start: Any, stop: Any, low: Any, high: Any, maximum: Any
-) -> Any:
-    """Turn the scores of columns [low, high) into weights 2^(score - new maximum), all others in [start, stop) into 0.
+def softmax_tile(
+    typing_context: Any, scores: Any, at: Any, stride: Any, start: Any, stop: Any, row: Any, lows: Any, highs: Any,
+    maxima: Any, totals: Any, factors: Any,
+) -> Any:  # fmt: skip
+    """Turn ROWS rows of scores into weights 2^(score - new maximum) in the columns [low, high) that each row sees, and
+    into 0 in all others of [start, stop).
 
-    Returns (new maximum, sum of the weights). `start` and `stop` are multiples of LANES; columns count from `at`.
+    Row i of the tile has entry row + i of the arrays. Leaves there the new maximum, by what factor weights to the old
+    one shrink, and the total: what it was, times that, and the sum of the new weights. `start` and `stop` are multiples
+    of LANES; columns count from `at`.
     """
     index = types.intp
-    result = types.UniTuple(types.float32, 2)
-    signature = result(scores, index, index, index, index, index, types.float32)
+    signature = types.void(scores, index, index, index, index, index, lows, highs, maxima, totals, factors)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        s, begin, first, end, seen_from, seen_to, before = args
-        code = VectorCode(context, builder)
-        row = code.row(scores, s, begin, begin.type(0), 0)
-        vector = ir.VectorType(ir.FloatType(), LANES)
+        s, s_at, s_stride, first, end, at_row, *arrays = args
+        code, nothing = VectorCode(context, builder), first.type(0)
+        rows = [code.row(scores, s, s_at, s_stride, i) for i in range(ROWS)]
+        low_row, high_row, *places = (
+            code.row(kind, array, at_row, nothing, 0) for kind, array in zip(signature.args[6:], arrays, strict=True)
+        )
+        four, vector = ir.VectorType(ir.FloatType(), ROWS), ir.VectorType(ir.FloatType(), LANES)
+        maximum_at, total_at, factor_at = (builder.bitcast(place, four.as_pointer()) for place in places)
         zero, masked = ir.Constant(vector, [0.0] * LANES), ir.Constant(vector, [_MASKED] * LANES)
-        outcome = [cgutils.alloca_once(builder, ir.FloatType()) for _ in range(2)]
+        old = builder.load(maximum_at, align=4)
+        lows_now, highs_now = (
+            [builder.load(builder.gep(array, [first.type(i)])) for i in range(ROWS)] for array in (low_row, high_row)
+        )
 
-        def walk(sees: Callable[[ir.Value, ir.Value, ir.Value], ir.Value]) -> None:
-            """`sees` (column, vector, other) keeps of the vector what is seen, and has the other elsewhere."""
-            top, total = code.registers(2)
-            builder.store(code.spread(before), top)
-            builder.store(zero, total)
+        def walk(sees: Callable[[int, ir.Value, ir.Value, ir.Value], ir.Value]) -> None:
+            """`sees` (row, column, vector, other) keeps what the row sees of the vector, elsewhere has the other."""
+            tops, sums = code.registers(ROWS), code.registers(ROWS)
+            for top, total in zip(tops, sums, strict=True):
+                builder.store(masked, top)
+                builder.store(zero, total)
             with cgutils.for_range_slice(builder, first, end, first.type(LANES), inc=True) as (column, _):
-                builder.store(code.greater(sees(column, code.load(row, column), masked), builder.load(top)), top)
-            maximum = code.fold_lanes(builder.load(top), code.greater)
-            builder.store(maximum, outcome[0])
-            peak = code.spread(maximum)
+                for i, top in enumerate(tops):
+                    seen = sees(i, column, code.load(rows[i], column), masked)
+                    builder.store(code.greater(seen, builder.load(top)), top)
+            new = code.greater(code.fold_four([builder.load(top) for top in tops], code.greater), old)
+            peaks = [code.shuffle(new, new, [i] * LANES) for i in range(ROWS)]
             with cgutils.for_range_slice(builder, first, end, first.type(LANES), inc=True) as (column, _):
-                weight = exp2_lanes(code, builder.fsub(code.load(row, column), peak))
-                weight = sees(column, weight, zero)
-                code.store(weight, row, column)
-                builder.store(builder.fadd(builder.load(total), weight), total)
-            builder.store(code.fold_lanes(builder.load(total), builder.fadd), outcome[1])
+                for i, total in enumerate(sums):
+                    weight = exp2_lanes(code, builder.fsub(code.load(rows[i], column), peaks[i]))
+                    weight = sees(i, column, weight, zero)
+                    code.store(weight, rows[i], column)
+                    builder.store(builder.fadd(builder.load(total), weight), total)
+            shrunk = exp2_lanes(code, builder.fsub(old, new))
+            added = code.fold_four([builder.load(total) for total in sums], builder.fadd)
+            total = builder.fadd(builder.fmul(builder.load(total_at, align=4), shrunk), added)
+            for value, place in ((new, maximum_at), (total, total_at), (shrunk, factor_at)):
+                builder.store(value, place, align=4)
 
-        all_seen = builder.and_(builder.icmp_signed("<=", seen_from, first), builder.icmp_signed(">=", seen_to, end))
+        all_seen = ir.Constant(ir.IntType(1), 1)
+        for low, high in zip(lows_now, highs_now, strict=True):
+            all_seen = builder.and_(all_seen, builder.icmp_signed("<=", low, first))
+            all_seen = builder.and_(all_seen, builder.icmp_signed(">=", high, end))
         with builder.if_else(all_seen, likely=True) as (then, otherwise):
             with then:
-                walk(lambda _column, value, _other: value)
+                walk(lambda _row, _column, value, _other: value)
             with otherwise:
                 lane = ir.IntType(32)
                 lanes = ir.Constant(ir.VectorType(lane, LANES), list(range(LANES)))
-                many = code.spread(builder.trunc(builder.sub(seen_to, seen_from), lane))
 
-                def sees(column: ir.Value, value: ir.Value, other: ir.Value) -> ir.Value:
-                    past = builder.add(lanes, code.spread(builder.trunc(builder.sub(column, seen_from), lane)))
+                def sees(i: int, column: ir.Value, value: ir.Value, other: ir.Value) -> ir.Value:
+                    low, high = lows_now[i], highs_now[i]
+                    many = code.spread(builder.trunc(builder.sub(high, low), lane))
+                    past = builder.add(lanes, code.spread(builder.trunc(builder.sub(column, low), lane)))
                     return builder.select(builder.icmp_unsigned("<", past, many), value, other)
 
                 walk(sees)
-        return context.make_tuple(builder, signature.return_type, [builder.load(place) for place in outcome])
+        return context.get_dummy_value()
 
     return signature, codegen

@@ -19,11 +19,11 @@ import numpy as np
 
 from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.exp2 import exp2
-from izh.kernels.cpu.product import add_product
+from izh.kernels.cpu.product import ANEW, add_product
 from izh.kernels.cpu.simd import LANES, LINE, fetch_line
-from izh.kernels.cpu.simd_attention import copy, in_vectors, score_tile, softmax_row, transpose_tile
+from izh.kernels.cpu.simd_attention import ROWS, copy, in_vectors, score_tile, softmax_tile, transpose_tile
 
-GROUP = 12  # query vectors that go over a step together: a multiple of the rows of a register tile
+GROUP = 12  # query vectors that go over a step together: a multiple of ROWS, and of the rows of a register tile
 
 _NOTHING_SEEN = np.float32(-1e30)  # running maximum before any key was seen; below every real score
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -34,13 +34,6 @@ def fill(array: Any, at: int, count: int, value: Any) -> None:
     part = array[at : at + count]
     for i in range(part.size):
         part[i] = value
-
-
-@kernel()
-def _scale(array: Any, at: int, count: int, factor: Any) -> None:
-    part = array[at : at + count]
-    for i in range(part.size):
-        part[i] *= factor
 
 
 @kernel()
@@ -110,42 +103,47 @@ def _score_page(
 
 
 @kernel()
-def _keys_seen(at: int, num: int, ratio: int, position: int, window: int, begin: int, end: int) -> tuple[int, int]:
-    """Of the keys [begin, end) of a step those that `num` query vectors from `at` on see; `position` counts from the
-    step's start."""
-    low = max(position + at // ratio + 1 - window, begin)
-    return low, max(min(position + (at + num - 1) // ratio + 1, end), low)
+def _see(
+    rows: int, ratio: int, position: int, window: int, begin: int, end: int, lows: Any, highs: Any
+) -> None:  # fmt: skip
+    """Of the keys [begin, end) of a step those, [low, high), that each query vector sees; `position`, of the first row,
+    counts from the step's start. What fills the last ROWS is as the last vector."""
+    i, low, high = 0, 0, 0
+    for row in range(rows):
+        low = min(max(position + row + 1 - window, begin), end)
+        high = max(min(position + row + 1, end), low)
+        for _ in range(ratio):
+            lows[i], highs[i] = low, high
+            i += 1
+    for spare in range(i, i + ROWS - 1):
+        lows[spare], highs[spare] = low, high
 
 
 @kernel()
 def _weigh(
-    at: int, num: int, ratio: int, padded: int, position: int, window: int, begin: int, end: int, low: int, high: int,
-    columns: int, scores: Any, maxima: Any, totals: Any, values: Any,
+    at: int, num: int, low: int, high: int, columns: int, scores: Any, lows: Any, highs: Any, maxima: Any, totals: Any,
+    factors: Any,
 ) -> None:  # fmt: skip
-    """Turn the scores of the keys [low, high) into weights, and scale what was summed before to the new maxima."""
+    """Turn the scores of the keys [low, high) into weights, for `num` query vectors from `at` on."""
     start, stop = low // LANES * LANES, in_vectors(high)
-    for i in range(num):
-        row = at + i
-        row_low, row_high = _keys_seen(row, 1, ratio, position, window, begin, end)
-        maximum, total = softmax_row(scores, i * columns, start, stop, row_low, row_high, maxima[row])
-        factor = exp2(maxima[row] - maximum)
-        maxima[row] = maximum
-        totals[row] = totals[row] * factor + total
-        _scale(values, row * padded, padded, factor)
+    for i in range(0, num, ROWS):
+        softmax_tile(scores, i * columns, columns, start, stop, at + i, lows, highs, maxima, totals, factors)
 
 
 @kernel()
 def attend_span(
     queries: Any, ratio: int, rows: int, width: int, position: int, window: int, first: int, stop: int, block: int,
-    step: int, k_pages: Any, v_pages: Any, blocks: Any, head: int, num_heads: int, scores: Any, keys: Any,
-    step_values: Any, maxima: Any, totals: Any, values: Any, next_blocks: Any, next_head: int, next_key: int,
+    step: int, k_pages: Any, v_pages: Any, blocks: Any, head: int, num_heads: int, room: Any, maxima: Any, totals: Any,
+    values: Any, next_blocks: Any, next_head: int, next_key: int,
 ) -> None:  # fmt: skip
     """Online softmax of a tile over the keys [first, stop) of one span; fills maxima, totals and values of its rows.
 
-    `scores` [GROUP, columns], `keys` and `step_values` are room. Memory is busy throughout: while a step's keys are
-    read its values are fetched, and with its values the keys of the step after it. After the last one come those of
-    `next_blocks` and `next_head` from `next_key` on.
+    `room`: scores [GROUP, columns], copies of keys and of values, and for each query vector the first key of a step
+    that it sees, the one after the last, and the factor of what was summed before; of these ROWS more than vectors.
+    Memory is busy throughout: while a step's keys are read its values are fetched, and with its values the keys of the
+    step after it. After the last one come those of `next_blocks` and `next_head` from `next_key` on.
     """
+    scores, keys, step_values, lows, highs, factors = room
     num, page_floats = rows * ratio, block * width
     columns, padded = in_vectors(step), in_vectors(width)
     few = num <= GROUP and block % LANES == 0 and padded == width  # then copies would cost more than they save
@@ -163,9 +161,10 @@ def attend_span(
                 _score_page(queries, num, width, k_pages, page_at, min(block, end - key), scores, key, columns, v_pages)
             else:
                 _copy_keys(k_pages, page_at, block, width, min(block, end - key), keys, columns, key, v_pages)
-        low, high = _keys_seen(0, num, ratio, row, window, begin, end)
+        _see(rows, ratio, row, window, begin, end, lows, highs)
+        low, high = lows[0], highs[num - 1]
         if few:
-            _weigh(0, num, ratio, padded, row, window, begin, end, low, high, columns, scores, maxima, totals, values)
+            _weigh(0, num, low, high, columns, scores, lows, highs, maxima, totals, factors)
         later_blocks, later_head, later = blocks, head, (step_at + step) // block
         if step_at + step >= stop:
             later_blocks, later_head, later = next_blocks, next_head, next_key // block
@@ -183,19 +182,24 @@ def attend_span(
                 skip, seen = max(low - key, 0), min(high - key, block)
                 if seen > skip:
                     at, to = page_at + skip * width, key + skip
-                    add_product(scores, to, columns, num, v_pages, at, width, seen - skip, values, 0, width, width)
+                    add_product(
+                        scores, to, columns, num, v_pages, at, width, seen - skip, values, 0, width, width, factors, 0
+                    )  # fmt: skip
+                    fill(factors, 0, num, _ONE)  # for the pages that follow
             else:
                 _copy_values(v_pages, page_at, width, padded, min(block, end - key), step_values, key)
         for at in range(0, 0 if few else num, GROUP):
             some = min(GROUP, num - at)
-            low, high = _keys_seen(at, some, ratio, row, window, begin, end)
+            low, high = lows[at], highs[at + some - 1]
             if high == low:
                 continue
             start, floats = low // LANES * LANES, in_vectors(high) - low // LANES * LANES
-            fill(scores, 0, some * columns, _ZERO)
-            add_product(queries, at * width, width, some, keys, start, columns, width, scores, start, columns, floats)
-            _weigh(at, some, ratio, padded, row, window, begin, end, low, high, columns, scores, maxima, totals, values)
+            add_product(
+                queries, at * width, width, some, keys, start, columns, width, scores, start, columns, floats, factors,
+                ANEW,
+            )  # fmt: skip
+            _weigh(at, some, low, high, columns, scores, lows, highs, maxima, totals, factors)
             add_product(
                 scores, low, columns, some, step_values, low * padded, padded, high - low, values, at * padded, padded,
-                padded,
+                padded, factors, at,
             )  # fmt: skip
