@@ -30,6 +30,15 @@ def rows_per_tile(ratio: int) -> int:
 
 
 @kernel()
+def _rows_of_tile(rows: int, length: int, most: int, threads: int, total: int) -> Any:
+    """Of a sequence; fewer than `most` where a thread would else have one tile of two, and another idle meanwhile."""
+    tile = max(1, min(rows, most))
+    while tile > SPLIT_ROWS and tile * length * 2 * threads > total:
+        tile = (tile + 1) // 2
+    return tile
+
+
+@kernel()
 def count_work(query_starts: Any, context_lens: Any) -> int:
     """Rows times keys, as if every row saw its sequence's whole context."""
     total = 0
@@ -43,17 +52,19 @@ def cut(
     query_starts: Any, context_lens: Any, num_heads: int, ratio: int, window: int, span: int, threads: int
 ) -> tuple[Any, Any, int]:
     """(units [U, 7], cost before each unit [U + 1], number of partial results)."""
-    tile = rows_per_tile(ratio)
+    most = rows_per_tile(ratio)
     total = count_work(query_starts, context_lens) * num_heads
     capacity = 0
     for s in range(context_lens.size):
         rows = query_starts[s + 1] - query_starts[s]
+        tile = _rows_of_tile(rows, context_lens[s], most, threads, total)
         capacity += ((rows + tile - 1) // tile) * num_heads * (context_lens[s] // span + 1)
     units = np.empty((capacity, 7), np.int64)
     costs = np.zeros(capacity + 1, np.int64)
     num, num_partial = 0, 0
     for s in range(context_lens.size):
         rows = query_starts[s + 1] - query_starts[s]
+        tile = _rows_of_tile(rows, context_lens[s], most, threads, total)
         for first_row in range(0, rows, tile):
             num_rows = min(tile, rows - first_row)
             position = context_lens[s] - rows + first_row
