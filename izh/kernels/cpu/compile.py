@@ -94,3 +94,25 @@ int8_at = _pointer_to(types.int8)
 uint16_at = _pointer_to(types.uint16)
 int32_at = _pointer_to(types.int32)
 int64_at = _pointer_to(types.int64)
+
+
+@intrinsic
+def count_up(typing_context: Any, counter: Any) -> Any:
+    """One more in the array's first int64. Whoever sees it with `count_of` sees what was written before."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        pointer = context.make_array(counter)(context, builder, args[0]).data
+        builder.atomic_rmw("add", pointer, ir.IntType(64)(1), "acq_rel")
+        return context.get_dummy_value()
+
+    return types.void(counter), codegen
+
+
+@intrinsic
+def count_of(typing_context: Any, counter: Any) -> Any:
+    """What all threads have counted up by now."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(context.make_array(counter)(context, builder, args[0]).data, "acquire", 8)
+
+    return types.int64(counter), codegen

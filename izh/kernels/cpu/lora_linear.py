@@ -11,6 +11,9 @@ A thread owns the columns cuts[t] .. cuts[t + 1] of y, and no other touches them
 
     first phase     | base, `early` columns |                         units of four ranks, an equal share of their cost
     second phase                            | base, the others    |   pieces of BLOCK columns, once their base is there
+
+Each goes on to the second phase by itself, and waits for the others' first only when it needs what that gives. Where
+they do not come, as there may be fewer threads than shares, the rest of its second phase is left until all have ended.
 """
 
 from typing import Any
@@ -18,12 +21,13 @@ from typing import Any
 import numpy as np
 from numba import carray, prange
 
-from izh.kernels.cpu.compile import float32_at, int32_at, kernel, uint16_at
+from izh.kernels.cpu.compile import count_of, count_up, float32_at, int32_at, kernel, uint16_at
 from izh.kernels.cpu.linear import COLUMNS, PARALLEL_WORK, dot_pass, fetch_step, finish, last_outputs
 from izh.kernels.cpu.lora_plan import (
     AT,
-    LINES,
     RANKS,
+    RUN,
+    RUNS,
     block_at,
     costs_of,
     cut_columns,
@@ -32,7 +36,10 @@ from izh.kernels.cpu.lora_plan import (
     units_of,
 )
 from izh.kernels.cpu.lora_rows import expand, shrink
-from izh.kernels.cpu.simd import LANES, LINE_BYTES, fetch_line
+from izh.kernels.cpu.simd import LANES, LINE_BYTES, fetch_lines
+
+PATIENCE = 1 << 16  # looks at whether the others have arrived: some 50 microseconds
+B_RUN = 4  # cache lines of a rank of B that are asked for at once: all of a piece in float16
 
 
 @kernel()
@@ -41,31 +48,28 @@ def _first_phase(
     width: int, bias: Any, y: Any, y_row: int, order: Any, a: Any, low: Any, low_row: int,
 ) -> None:  # fmt: skip
     """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
-    whole, a_line = width - width % LANES, LINE_BYTES // a.itemsize
+    whole, a_run = width - width % LANES, RUN * LINE_BYTES // a.itemsize
     passes = (rows + 2) // 3
     step = fetch_step(passes)
-    lines = fetched = line = 0  # `line` is the next one of unit `fetching`
+    runs = fetched = run = 0  # `run` is the next one of unit `fetching`
     for v in range(u, last):
-        lines += units[v, LINES]
+        runs += units[v, RUNS]
     fetching = u
     for n in range(start, stop, COLUMNS):
         at = n * weight_row
         ahead, here = at + COLUMNS * weight_row, fetching
-        due = lines * (n + COLUMNS - start) // (stop - start)
+        due = runs * (n + COLUMNS - start) // (stop - start)
         a_pass = (due - fetched + passes - 1) // passes
         for i in range(0, rows, 3):
             dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, step)
             ahead += COLUMNS * weight_row // passes
             now = min(due, fetched + a_pass)
             while fetched < now:
-                run = min(now - fetched, units[fetching, LINES] - line)
-                from_at = units[fetching, AT] + line * a_line
-                for e in range(run):
-                    fetch_line(a, from_at + e * a_line)
-                fetched += run
-                line += run
-                if line == units[fetching, LINES]:
-                    line = 0
+                fetch_lines(a, units[fetching, AT] + run * a_run, RUN)
+                fetched += 1
+                run += 1
+                if run == units[fetching, RUNS]:
+                    run = 0
                     fetching += 1
         if whole < width or bias.size:
             finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
@@ -79,9 +83,11 @@ def _first_phase(
 def _second_phase(
     start: int, done: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int,
     bias: Any, y: Any, y_row: int, order: Any, starts: Any, slots: Any, ranks: Any, offsets: Any, costs: Any, low: Any,
-    low_row: int, b: Any, b_row: int, max_rank: int,
-) -> None:  # fmt: skip
-    """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile."""
+    low_row: int, b: Any, b_row: int, max_rank: int, arrived: Any, threads: int,
+) -> int:  # fmt: skip
+    """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile. -1; or, if not all
+    first phases have ended when `low` is needed, nothing is corrected, and this is how far the base is done."""
+    has_low = False
     whole, b_line = width - width % LANES, LINE_BYTES // b.itemsize
     passes = (rows + 2) // 3
     step = fetch_step(passes)
@@ -117,23 +123,38 @@ def _second_phase(
                     from_at -= from_at % b_line
                 run = min(now - fetched, left)
                 for _ in range(run):
-                    for e in range(num):
-                        fetch_line(b, from_at + e * b_line)
+                    for e in range(0, num, B_RUN):
+                        fetch_lines(b, from_at + e * b_line, B_RUN)
                     from_at += b_row
                 left -= run
                 fetched += run
         if whole < width or bias.size:
             finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if column < here:
+            if not (has_low or _wait(arrived, threads)):
+                return n + COLUMNS
+            has_low = True
             column = _expand_pieces(
                 column, here, n + COLUMNS, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots,
                 ranks, y, y_row,
             )  # fmt: skip
     last_outputs(stop - (stop - done) % COLUMNS, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row)
+    if not (has_low or _wait(arrived, threads)):
+        return stop
     _expand_pieces(
         column, stop, stop, stop, offsets, costs, low, low_row, b, b_row, max_rank, order, starts, slots, ranks, y,
         y_row,
     )  # fmt: skip
+    return -1
+
+
+@kernel()
+def _wait(arrived: Any, threads: int) -> bool:
+    """Whether all threads' first phases have ended, now or soon."""
+    looks = PATIENCE
+    while looks > 0 and count_of(arrived) < threads:
+        looks -= 1
+    return looks > 0
 
 
 @kernel()
@@ -177,22 +198,21 @@ def _first_share(
 
 @kernel()
 def _second_share(
-    t: int, cuts: Any, early: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any,
+    t: int, cuts: Any, done: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any,
     y: Any, y_row: int, order: Any, starts: Any, slots: Any, ranks: Any, offsets: Any, costs: Any, low: Any,
-    low_row: int, is_half: bool, b: Any, b_half: Any, b_row: int, max_rank: int,
-) -> None:  # fmt: skip
-    """The t-th thread's second phase."""
+    low_row: int, is_half: bool, b: Any, b_half: Any, b_row: int, max_rank: int, arrived: Any, threads: int,
+) -> int:  # fmt: skip
+    """The t-th thread's second phase, from base column `done` on."""
     start, stop = cuts[t], cuts[t + 1]
     if is_half:
-        _second_phase(
-            start, start + early, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
-            ranks, offsets, costs, low, low_row, b_half, b_row, max_rank,
+        return _second_phase(
+            start, done, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
+            ranks, offsets, costs, low, low_row, b_half, b_row, max_rank, arrived, threads,
         )  # fmt: skip
-    else:
-        _second_phase(
-            start, start + early, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
-            ranks, offsets, costs, low, low_row, b, b_row, max_rank,
-        )  # fmt: skip
+    return _second_phase(
+        start, done, stop, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
+        ranks, offsets, costs, low, low_row, b, b_row, max_rank, arrived, threads,
+    )  # fmt: skip
 
 
 @kernel(parallel=True)
@@ -236,24 +256,25 @@ def linear_lora_rows(
     for t in range(threads):
         early = min(early, cuts[t + 1] - cuts[t])
     early = early * shrinks // max(shrinks + expands, 1) // COLUMNS * COLUMNS
-    if threads == 1:
+    arrived, reached = np.empty(1, np.int64), np.empty(threads, np.int64)
+    arrived[0] = left = 0
+    for t in prange(threads):
         _first_share(
-            np.int64(0), threads, cuts, early, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,
-            is_half, a, a_half, low, low_row,
+            t, threads, cuts, early, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, is_half,
+            a, a_half, low, low_row,
         )  # fmt: skip
-        _second_share(
-            np.int64(0), cuts, early, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
-            ranks, offsets, costs, low, low_row, is_half, b, b_half, b_row, max_rank,
+        count_up(arrived)
+        reached[t] = _second_share(
+            t, cuts, cuts[t] + early, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots,
+            ranks, offsets, costs, low, low_row, is_half, b, b_half, b_row, max_rank, arrived, threads,
         )  # fmt: skip
-    else:
+    for t in range(threads):
+        left += reached[t] >= 0
+    if left > 0:
         for t in prange(threads):
-            _first_share(
-                t, threads, cuts, early, units, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order,
-                is_half, a, a_half, low, low_row,
-            )  # fmt: skip
-        for t in prange(threads):
-            _second_share(
-                t, cuts, early, x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts, slots, ranks,
-                offsets, costs, low, low_row, is_half, b, b_half, b_row, max_rank,
-            )  # fmt: skip
+            if reached[t] >= 0:
+                _second_share(
+                    t, cuts, reached[t], x, rows, x_row, weight, weight_row, width, bias, y, y_row, order, starts,
+                    slots, ranks, offsets, costs, low, low_row, is_half, b, b_half, b_row, max_rank, arrived, threads,
+                )  # fmt: skip
     return -1

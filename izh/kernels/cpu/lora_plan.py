@@ -14,11 +14,13 @@ import numpy as np
 from izh.kernels.cpu.compile import kernel, share
 from izh.kernels.cpu.simd import LANES
 
+RUN = 8  # cache lines of A that are asked for at once: each way round a loop costs as much as asking for a few
 BLOCK = 128  # columns per piece of the second phase
 STREAMING = 3  # what it costs to read a weight, in units of using it for one row
 # The columns of a table of units: the unit's rows order[FIRST : STOP], all of one adapter, where its A begins that is
-# read, how many ranks of it count, where low gets them, how many cache lines that is, and the cost of all units before.
-FIRST, STOP, AT, RANKS, LOW, LINES, COST, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
+# read, how many ranks of it count, where low gets them, how many runs of RUN lines that is, and the cost of all
+# units before.
+FIRST, STOP, AT, RANKS, LOW, RUNS, COST, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
 @kernel()
@@ -51,7 +53,7 @@ def fill_units(
             units[u, AT] = ((slot * parts + p) * max_rank + q) * width
             units[u, RANKS] = min(4, rank - q)
             units[u, LOW] = p * max_rank + q
-            units[u, LINES] = (min(4, rank - q) * width + line - 1) // line
+            units[u, RUNS] = (min(4, rank - q) * width + RUN * line - 1) // (RUN * line)
             units[u, COST] = cost
             cost += 4 * width * (stop - first + STREAMING)
             u += 1

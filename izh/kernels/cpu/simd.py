@@ -1,6 +1,6 @@
 """Register tiles of float32 written as LLVM vector code, for the loops whose speed is the model's speed.
 
-Owns: `VectorCode`, `dot_tile_ahead` (many rows against many keys, fetching what comes next), `fetch_line` and
+Owns: `VectorCode`, `dot_tile_ahead` (many rows against many keys, fetching what comes next), `fetch_lines` and
 `accumulate_tile` (weighted sum of rows).
 Must not know: attention, paging.
 Invariant: the order of arithmetic of one result depends only on the width of a row, never on how many rows or keys
@@ -216,15 +216,16 @@ def dot_tile_ahead(
     return signature, codegen
 
 
-@intrinsic
-def fetch_line(typing_context: Any, array: Any, at: Any) -> Any:
-    """Ask for the cache line of array[at], which need not exist."""
-    signature = types.void(array, types.intp)
+@intrinsic(prefer_literal=True)
+def fetch_lines(typing_context: Any, array: Any, at: Any, num_lines: Any) -> Any:
+    """Ask for `num_lines`, a literal, cache lines from array[at] on, which need not exist."""
+    signature = types.void(array, types.intp, num_lines)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         code = VectorCode(context, builder)
-        data = context.make_array(array)(context, builder, args[0]).data
-        code.fetch(data, args[1])
+        data, line = context.make_array(array)(context, builder, args[0]).data, 8 * LINE_BYTES // array.dtype.bitwidth
+        for n in range(num_lines.literal_value):
+            code.fetch(data, builder.add(args[1], args[1].type(n * line)))
         return context.get_dummy_value()
 
     return signature, codegen

@@ -20,7 +20,7 @@ import numpy as np
 from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.exp2 import exp2
 from izh.kernels.cpu.product import ANEW, add_product
-from izh.kernels.cpu.simd import LANES, LINE, fetch_line
+from izh.kernels.cpu.simd import LANES, LINE, fetch_lines
 from izh.kernels.cpu.simd_attention import ROWS, copy, in_vectors, score_tile, softmax_tile, transpose_tile
 
 GROUP = 12  # query vectors that go over a step together: a multiple of ROWS, and of the rows of a register tile
@@ -50,7 +50,7 @@ def _copy_keys(
             if some == LANES and width - d >= LANES:
                 ahead = page_at + j * width + d * LANES
                 for line in range(ahead, ahead + LANES * LANES, LINE):
-                    fetch_line(later, line)
+                    fetch_lines(later, line, 1)
                 transpose_tile(pages, source, width, keys, to, columns)
                 d += LANES
             else:
@@ -176,7 +176,7 @@ def attend_span(
                 # In the order in which the lines will be read, or the first waits for all.
                 for d in range(0, width, LINE):
                     for line in range(later_at + d, later_at + page_floats, width):
-                        fetch_line(k_pages, line)
+                        fetch_lines(k_pages, line, 1)
                 later += 1
             if few:
                 skip, seen = max(low - key, 0), min(high - key, block)
