@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call, for steps of few rows.
+"""All layers of a decoder in one call: steps of few rows, and where weights have few bits, any.
 
 Owns: the walk through the layers, and the room for what lies between their parts.
 Must not know: the arithmetic. It calls the kernels that the ops are made of, in the order in which modules do.

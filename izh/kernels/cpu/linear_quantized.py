@@ -6,7 +6,8 @@ Invariant: a row's numbers depend on that row and the weights alone; they are th
 number of threads, and with any instruction set.
 
 The weights are streamed in the order in which they lie, a quarter or a sixth of float32's bytes: once for few rows, and
-once for each panel of rows that the second cache holds.
+once for each panel of rows that the second cache holds. Gates and what goes through them, if other kernels ask for it,
+meet before either has left that cache.
 """
 
 from typing import Any, NamedTuple

@@ -23,7 +23,7 @@ _FLOATS, _WHOLE = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, LANES)
 _CODES = ir.VectorType(ir.IntType(8 * np.dtype(CODE).itemsize), LANES)
 _ROUND = 1.5 * 2**23
 """Added to a small number it leaves it rounded to a whole one, ties to even, in the lowest bits."""
-_ROUND_BITS = int(np.float32(_ROUND).view(np.int32))
+_ROUND_BITS, _LEAST_BITS, _INFINITY_BITS = (int(np.float32(x).view(np.int32)) for x in (_ROUND, LEAST, np.inf))
 
 
 def _all(kind: ir.VectorType, value: float | int) -> ir.Value:
@@ -41,58 +41,57 @@ def _quantize_group(
     group: Any,
     times: Any,
     rest: Any,
+    leaves: Any,
 ) -> Any:
-    """x[at : at + GROUP] -> a group's codes, their scale, `times` their sum, and what they leave, in `rest` [GROUP].
-    That may be x."""
+    """x[at : at + GROUP] -> a group's codes, their scale, `times` their sum, and if `leaves` what they leave, in `rest`
+    [GROUP]. That may be x."""
     index = types.intp
-    signature = types.void(x, index, codes, scales, sums, index, types.int32, rest)
+    signature = types.void(x, index, codes, scales, sums, index, types.int32, rest, types.boolean)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        _, x_at, _, _, _, g, factor_of_sum, _ = args
+        _, x_at, _, _, _, g, factor_of_sum, _, keeps_rest = args
         to = builder.mul(g, g.type(GROUP))
 
         def place(argument: int, offset: ir.Value, more: int = 0) -> ir.Value:
             data = context.make_array(signature.args[argument])(context, builder, args[argument]).data
             return builder.gep(data, [builder.add(offset, offset.type(more))])
 
-        def reduced(name: str, vector: ir.Value, *start: ir.Value, flags: tuple[str, ...] = ()) -> ir.Value:
-            kind = ir.FunctionType(vector.type.element, [each.type for each in (*start, vector)])
-            suffix = f"v{LANES}{'f32' if vector.type.element == _FLOAT else f'i{vector.type.element.width}'}"
-            function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.{name}.{suffix}")
-            return builder.call(function, [*start, vector], fastmath=flags)
+        def reduced(name: str, vector: ir.Value) -> ir.Value:
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(_INT32, [_WHOLE]), f"llvm.vector.reduce.{name}.v{LANES}i32"
+            )
+            return builder.call(function, [vector])
 
         values = [
             builder.load(builder.bitcast(place(0, x_at, start), _FLOATS.as_pointer()), align=4)
             for start in range(0, GROUP, LANES)
         ]
-        sizes = [
-            builder.bitcast(builder.and_(builder.bitcast(each, _WHOLE), _all(_WHOLE, 2**31 - 1)), _FLOATS)
-            for each in values
-        ]
-        largest, unordered = sizes[0], builder.fcmp_unordered("uno", values[0], values[0])
-        for value, size in zip(values[1:], sizes[1:], strict=True):
-            largest = builder.select(builder.fcmp_ordered(">", size, largest), size, largest)
-            unordered = builder.or_(unordered, builder.fcmp_unordered("uno", value, value))
-        top = reduced("fmax", largest, flags=("nnan",))
-        finite = builder.and_(
-            builder.not_(reduced("or", unordered)), builder.fcmp_ordered("<", top, _FLOAT(float("inf")))
-        )
-        top = builder.select(builder.fcmp_ordered(">", top, _FLOAT(np.float32(LEAST))), top, _FLOAT(np.float32(LEAST)))
+        # Without signs, floats are in the order of their bits, infinity and what is no number above all others.
+        sizes = [builder.and_(builder.bitcast(each, _WHOLE), _all(_WHOLE, 2**31 - 1)) for each in values]
+        largest = sizes[0]
+        for size in sizes[1:]:
+            largest = builder.select(builder.icmp_signed(">", size, largest), size, largest)
+        bits = reduced("smax", largest)
+        finite = builder.icmp_signed("<", bits, _INT32(_INFINITY_BITS))
+        bits = builder.select(builder.icmp_signed(">", bits, _INT32(_LEAST_BITS)), bits, _INT32(_LEAST_BITS))
+        top = builder.bitcast(bits, _FLOAT)
         factor = spread(builder, builder.fdiv(_FLOAT(TOP), top))
         scale = builder.select(finite, builder.fmul(top, _FLOAT(np.float32(1 / TOP))), _FLOAT(float("nan")))
         scale_of_each = spread(builder, scale)
-        total = _all(_WHOLE, 0)
+        total, rounded = _all(_WHOLE, 0), []
         for start, value in zip(range(0, GROUP, LANES), values, strict=True):
-            rounded = builder.fadd(builder.fmul(value, factor), _all(_FLOATS, _ROUND))
-            whole = builder.sub(builder.bitcast(rounded, _WHOLE), _all(_WHOLE, _ROUND_BITS))
+            rounded.append(builder.fadd(builder.fmul(value, factor), _all(_FLOATS, _ROUND)))
+            whole = builder.sub(builder.bitcast(rounded[-1], _WHOLE), _all(_WHOLE, _ROUND_BITS))
             total = builder.add(total, whole)
             where = builder.bitcast(place(2, to, start), _CODES.as_pointer())
             builder.store(builder.trunc(whole, _CODES), where, align=1)
-            left = builder.fsub(value, builder.fmul(scale_of_each, builder.fsub(rounded, _all(_FLOATS, _ROUND))))
-            where = builder.bitcast(place(7, g.type(start)), _FLOATS.as_pointer())
-            builder.store(left, where, align=4)
         builder.store(scale, place(3, g))
         builder.store(builder.mul(reduced("add", total), factor_of_sum), place(4, g))
+        with builder.if_then(keeps_rest):
+            for start, value, whole in zip(range(0, GROUP, LANES), values, rounded, strict=True):
+                whole = builder.fsub(whole, _all(_FLOATS, _ROUND))
+                where = builder.bitcast(place(7, g.type(start)), _FLOATS.as_pointer())
+                builder.store(builder.fsub(value, builder.fmul(scale_of_each, whole)), where, align=4)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -113,10 +112,10 @@ def quantize_rows(
         at, group = i * x_row, i * groups
         for g in range(groups):
             if g < whole:
-                _quantize_group(x, at + g * GROUP, codes, scales, sums, group + g, np.int32(times), rest)
+                _quantize_group(x, at + g * GROUP, codes, scales, sums, group + g, np.int32(times), rest, digits == 2)
             else:
                 last[:num_last] = x[at + whole * GROUP : at + width]
-                _quantize_group(last, 0, codes, scales, sums, group + g, np.int32(times), rest)
+                _quantize_group(last, 0, codes, scales, sums, group + g, np.int32(times), rest, digits == 2)
             if digits == 2:
                 second = (rows + i) * groups + g
-                _quantize_group(rest, 0, codes, scales, sums, second, np.int32(times), rest)
+                _quantize_group(rest, 0, codes, scales, sums, second, np.int32(times), rest, False)
