@@ -106,20 +106,12 @@ def _columns(
                         added, added_at, added_row, added_distance = bias, block * LANES, 0, distance * LANES
                         if digit:
                             added, added_at, added_row, added_distance = result, to, row, LANES
-                        if form.bits == 8:
-                            integer_tile(
-                                8, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, form.groups, weight,
-                                block * form.weight_bytes, distance * form.weight_bytes, ahead - g * group_bytes,
-                                scales, block * form.scale_bytes, distance * form.scale_bytes, g, end, carried,
-                                i * _COLUMNS, added, added_at, added_row, added_distance, result, to, row, count,
-                            )  # fmt: skip
-                        else:
-                            integer_tile(
-                                4, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, form.groups, weight,
-                                block * form.weight_bytes, distance * form.weight_bytes, ahead - g * group_bytes,
-                                scales, block * form.scale_bytes, distance * form.scale_bytes, g, end, carried,
-                                i * _COLUMNS, added, added_at, added_row, added_distance, result, to, row, count,
-                            )  # fmt: skip
+                        integer_tile(
+                            form.bits, VECTORS, size, x, at * GROUP, row_scales, row_sums, at, form.groups, weight,
+                            block * form.weight_bytes, distance * form.weight_bytes, ahead - g * group_bytes, scales,
+                            block * form.scale_bytes, distance * form.scale_bytes, g, end, carried, i * _COLUMNS, added,
+                            added_at, added_row, added_distance, result, to, row, count,
+                        )  # fmt: skip
                         i += size
         if gate != NO_GATE:
             to, width = panel.first * (outputs // 2) + unit * LANES, outputs // 2

@@ -153,8 +153,8 @@ def integer_tile(
 ) -> Any:
     """out[i, n] = added[i, n] + sum over groups g, ascending, of t[i, g] * (s[n, g] * S), or with 4 bits of
     t[i, g] * (s[n, g] * S + m[n, g] * P), for i < num_rows <= ROWS and n < num_columns <= num_blocks * LANES; `bits`
-    and `num_blocks` are literals. S is the sum over k in g of rows[i, k] * q[n, k], P that of rows[i, k], whole numbers
-    of 32 bits; all else is float32, each product and each addition rounded by itself, `added` last.
+    are 8 or 4, and `num_blocks` is a literal. S is the sum over k in g of rows[i, k] * q[n, k], P that of rows[i, k],
+    whole numbers of 32 bits; all else is float32, each product and each addition rounded by itself, `added` last.
 
     This adds the groups [start, stop) of them. `carried` [num_rows, num_blocks * LANES] has the sums before, and gets
     those after, unless these are the first groups and the last.
@@ -166,29 +166,30 @@ def integer_tile(
     """
     at = types.intp
     signature = types.void(
-        bits, num_blocks, at, rows, at, row_scales, row_sums, at, at, weights, at, at, at, scales, at, at, at, at,
+        at, num_blocks, at, rows, at, row_scales, row_sums, at, at, weights, at, at, at, scales, at, at, at, at,
         carried, at, added, at, at, at, out, at, at, at,
     )  # fmt: skip
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        count = args[2]
+        kind, count = args[0], args[2]
         end = builder.append_basic_block("tile.end")
-        choice = builder.switch(count, end)
-        for size in range(1, ROWS + 1):
-            with builder.goto_block(case := builder.append_basic_block(f"tile.{size}")):
-                choice.add_case(count.type(size), case)
-                tile(context, builder, args, size)
-                builder.branch(end)
+        choice = builder.switch(builder.add(builder.mul(kind, kind.type(ROWS + 1)), count), end)
+        for width in WORD_CODES:
+            for size in range(1, ROWS + 1):
+                with builder.goto_block(case := builder.append_basic_block(f"tile.{width}.{size}")):
+                    choice.add_case(kind.type(width * (ROWS + 1) + size), case)
+                    tile(context, builder, args, width, size)
+                    builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
 
-    def tile(context: Any, builder: ir.IRBuilder, args: Any, count: int) -> None:
+    def tile(context: Any, builder: ir.IRBuilder, args: Any, code_bits: int, count: int) -> None:
         _, _, _, x, x_at, t, p, groups_at, groups, w, w_at, w_stride, ahead, s, s_at, s_stride, *others = args
         start, stop, between, between_at, b, b_at, b_row, b_distance, o, o_at, o_row, num_columns = others
-        blocks, codes = num_blocks.literal_value, WORD_CODES[bits.literal_value]
+        blocks, codes = num_blocks.literal_value, WORD_CODES[code_bits]
         code, zero, one = VectorCode(context, builder), groups.type(0), groups.type(1)
         masked_load, masked_store = _masked(builder)
-        words, num_scales = GROUP // codes, 1 if bits.literal_value == 8 else 2
+        words, num_scales = GROUP // codes, 1 if code_bits == 8 else 2
         group_bytes, group_scale_bytes = words * _WORD_BYTES, num_scales * _SCALE_BYTES
 
         def times(value: ir.Value, number: int) -> ir.Value:
@@ -227,7 +228,7 @@ def integer_tile(
             place = builder.add(times(group, group_bytes), times(word, _WORD_BYTES))
             code.fetch(w_row, builder.add(place, ahead))
             packed = load(w_row, place, 0, _SUMS, 4)
-            if bits.literal_value == 8:
+            if code_bits == 8:
                 yield packed
                 return
             for shift in (0, 4):
@@ -251,7 +252,7 @@ def integer_tile(
             row_sum = [spread(builder, builder.load(builder.gep(p_row, [group]))) for p_row in p_rows]
             sums = [cgutils.alloca_once(builder, _SUMS) for _ in range(count * blocks)]
             for index, place in enumerate(sums):
-                builder.store(row_sum[index // blocks] if bits.literal_value == 8 else _constant(0), place)
+                builder.store(row_sum[index // blocks] if code_bits == 8 else _constant(0), place)
             with cgutils.for_range(builder, zero.type(words)) as loop:
                 of_blocks = (bytes_of(group, loop.index, w_row) for w_row in w_rows)
                 for number, columns in enumerate(zip(*of_blocks, strict=True)):
