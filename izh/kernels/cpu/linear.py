@@ -7,10 +7,10 @@ rows.
 
 Four weight rows at a time, eight with AVX-512, meet the rows of x three by three. Each of these passes also fetches its
 part of the next ones, so that memory is busy while the arithmetic runs: without that the two add up, and 8 rows take
-twice as long.
+twice as long. Wide rows are met in parts, of which the first cache keeps the weights for all passes (1.4x at 32 rows).
 
 Microseconds, kernel / F.linear, other weights in every call, median of 7 on 2 cores of a Zen 5 held to AVX2. With
-AVX-512 up to 8 rows take as long, which is the memory's time; 32 take 95 of 960 x 576, 305 of 3072 x 576, 222 of
+AVX-512 up to 8 rows take as long, which is the memory's time; 32 take 93 of 960 x 576, 280 of 3072 x 576, 153 of
 576 x 1536:
 rows           1           4           8            16           32           64
 960 x 576      45 / 127    54 / 185    61 / 168     89 / 207     156 / 282    297 / 438
@@ -39,31 +39,68 @@ _KEPT = 131072  # floats of the weight that stay in the second cache while panel
 PARALLEL_WORK = 65536  # rows x outputs x width below which one thread does all: a few microseconds on one core
 
 COLUMNS = LANES // 2  # of a tile, whose sums stay in registers: 3 rows x 4 of the 16 of AVX2, x 8 of the 32 of AVX-512
+DEPTH = 6144 // COLUMNS  # of a part of a row: a tile's weights of it, 24 KiB, stay in the first cache
 # Cache lines per vector, of the next tile's weights in one pass or more.
 _ALL_LINES, _HALF_LINES = COLUMNS * LANES // LINE, COLUMNS * LANES // LINE // 2
 
 
 @kernel()
 def dot_pass(
-    i: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int, out: Any, out_at: int,
-    out_row: int, ahead: int, step: int,
+    i: int, d: int, stop: int, x: Any, rows: int, x_row: int, weight: Any, at: int, stride: int, whole: int,
+    carried: Any, out: Any, out_at: int, out_row: int, ahead: int, step: int,
 ) -> None:  # fmt: skip
-    """out[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`) and j < COLUMNS;
-    fetches `step` floats from `ahead` on for each vector of the width."""
-    to, x_at = out_at + i * out_row, i * x_row
+    """The part [d, stop) of out[r, j] = x[r, : whole] . weight row at `at + j * stride`, r in i .. i + 2 (below `rows`)
+    and j < COLUMNS. The parts come one after the other, and `carried` holds the sums until the last. Fetches `step`
+    floats from `ahead` on for each vector."""
+    to, x_at, c_at = out_at + i * out_row, i * x_row + d, i * COLUMNS * LANES
+    first, last, at, width = d == 0, stop == whole, at + d, stop - d
     if rows > 3:
         if rows - i >= 3:
-            tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, COLUMNS, _HALF_LINES)
+            tile(
+                x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
+                3, COLUMNS, _HALF_LINES,
+            )  # fmt: skip
         elif rows - i == 2:
-            tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, COLUMNS, _HALF_LINES)
+            tile(
+                x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
+                2, COLUMNS, _HALF_LINES,
+            )  # fmt: skip
         else:
-            tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, COLUMNS, _HALF_LINES)
+            tile(
+                x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
+                1, COLUMNS, _HALF_LINES,
+            )  # fmt: skip
     elif rows == 3:
-        tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 3, COLUMNS, _ALL_LINES)
+        tile(
+            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
+            3, COLUMNS, _ALL_LINES,
+        )  # fmt: skip
     elif rows == 2:
-        tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 2, COLUMNS, _ALL_LINES)
+        tile(
+            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
+            2, COLUMNS, _ALL_LINES,
+        )  # fmt: skip
     else:
-        tile(x, x_at, x_row, weight, at, stride, whole, out, to, out_row, ahead, step, 1, COLUMNS, _ALL_LINES)
+        tile(
+            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
+            1, COLUMNS, _ALL_LINES,
+        )  # fmt: skip
+
+
+@kernel()
+def depth_of(whole: int, passes: int) -> int:
+    """How wide the parts of `dot_pass` are: all equal but the last, and one alone where no second pass would find a
+    tile's weights in the first cache."""
+    if passes == 1:
+        return max(whole, 1)
+    parts = max((whole + DEPTH - 1) // DEPTH, 1)
+    return max((whole // LANES + parts - 1) // parts, 1) * LANES
+
+
+@kernel()
+def carried_room(rows: int, whole: int, depth: int) -> Any:
+    """The `carried` of `dot_pass`: the sums of all rows' tiles, vectors that are not yet added up."""
+    return np.empty((rows + 2) // 3 * 3 * COLUMNS * LANES if depth < whole else 0, np.float32)
 
 
 @kernel()
@@ -95,14 +132,19 @@ def _outputs(
     """Columns [start, stop) of the result."""
     whole = width - width % LANES
     passes = (rows + 2) // 3
-    step = fetch_step(passes)
+    step, depth = fetch_step(passes), depth_of(whole, passes)
+    carried = carried_room(rows, whole, depth)
     n = start
     while n + COLUMNS <= stop:
         at = n * weight_row
         ahead = at + COLUMNS * weight_row
-        for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, out, n, outputs, ahead, step)
-            ahead += COLUMNS * weight_row // passes
+        for d in range(0, max(whole, 1), depth):
+            until = min(d + depth, whole)
+            for i in range(0, rows, 3):
+                dot_pass(
+                    i, d, until, x, rows, x_row, weight, at, weight_row, whole, carried, out, n, outputs, ahead, step
+                )  # fmt: skip
+                ahead += COLUMNS * (until - d) // passes
         if whole < width or bias.size:
             finish(
                 n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, out, n, outputs, bias, out, outputs
@@ -124,7 +166,7 @@ def last_outputs(
     while n < stop:
         at = n * weight_row
         for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, 0, whole, sums, 0, COLUMNS, at, 0)
+            dot_pass(i, 0, whole, x, rows, x_row, weight, at, 0, whole, sums, sums, 0, COLUMNS, at, 0)
         finish(n, 1, x, rows, x_row, weight, at, 0, whole, width, sums, 0, COLUMNS, bias, out, out_row)
         n += 1
 

@@ -22,7 +22,16 @@ import numpy as np
 from numba import carray, prange
 
 from izh.kernels.cpu.compile import count_of, count_up, float32_at, int32_at, kernel, uint16_at
-from izh.kernels.cpu.linear import COLUMNS, PARALLEL_WORK, dot_pass, fetch_step, finish, last_outputs
+from izh.kernels.cpu.linear import (
+    COLUMNS,
+    PARALLEL_WORK,
+    carried_room,
+    depth_of,
+    dot_pass,
+    fetch_step,
+    finish,
+    last_outputs,
+)
 from izh.kernels.cpu.lora_plan import (
     AT,
     RANKS,
@@ -50,7 +59,9 @@ def _first_phase(
     """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
     whole, a_run = width - width % LANES, RUN * LINE_BYTES // a.itemsize
     passes = (rows + 2) // 3
-    step = fetch_step(passes)
+    step, depth = fetch_step(passes), depth_of(whole, passes)
+    carried = carried_room(rows, whole, depth)
+    turns = passes * max((whole + depth - 1) // depth, 1)
     runs = fetched = run = 0  # `run` is the next one of unit `fetching`
     for v in range(u, last):
         runs += units[v, RUNS]
@@ -59,18 +70,22 @@ def _first_phase(
         at = n * weight_row
         ahead, here = at + COLUMNS * weight_row, fetching
         due = runs * (n + COLUMNS - start) // (stop - start)
-        a_pass = (due - fetched + passes - 1) // passes
-        for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, step)
-            ahead += COLUMNS * weight_row // passes
-            now = min(due, fetched + a_pass)
-            while fetched < now:
-                fetch_lines(a, units[fetching, AT] + run * a_run, RUN)
-                fetched += 1
-                run += 1
-                if run == units[fetching, RUNS]:
-                    run = 0
-                    fetching += 1
+        a_pass = (due - fetched + turns - 1) // turns
+        for d in range(0, max(whole, 1), depth):
+            until = min(d + depth, whole)
+            for i in range(0, rows, 3):
+                dot_pass(
+                    i, d, until, x, rows, x_row, weight, at, weight_row, whole, carried, y, n, y_row, ahead, step
+                )  # fmt: skip
+                ahead += COLUMNS * (until - d) // passes
+                now = min(due, fetched + a_pass)
+                while fetched < now:
+                    fetch_lines(a, units[fetching, AT] + run * a_run, RUN)
+                    fetched += 1
+                    run += 1
+                    if run == units[fetching, RUNS]:
+                        run = 0
+                        fetching += 1
         if whole < width or bias.size:
             finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if u < here:
@@ -90,7 +105,9 @@ def _second_phase(
     has_low = False
     whole, b_line = width - width % LANES, LINE_BYTES // b.itemsize
     passes = (rows + 2) // 3
-    step = fetch_step(passes)
+    step, depth = fetch_step(passes), depth_of(whole, passes)
+    carried = carried_room(rows, whole, depth)
+    turns = passes * max((whole + depth - 1) // depth, 1)
     lines = fetched = 0  # a line here is one rank of an adapter in one piece of columns
     column = start
     while column < stop:
@@ -105,29 +122,33 @@ def _second_phase(
         at = n * weight_row
         ahead, here = at + COLUMNS * weight_row, fetching
         due = lines * (n + COLUMNS - done) // (stop - done)
-        a_pass = (due - fetched + passes - 1) // passes
-        for i in range(0, rows, 3):
-            dot_pass(i, x, rows, x_row, weight, at, weight_row, whole, y, n, y_row, ahead, step)
-            ahead += COLUMNS * weight_row // passes
-            now = min(due, fetched + a_pass)
-            while fetched < now:
-                while left == 0:
-                    g += 1
-                    if g == slots.size:
-                        g = 0
-                        fetching = end
-                        part, end = block_at(fetching, stop, offsets)
-                    left = ranks[slots[g], part]
-                    from_at = slots[g] * max_rank * b_row + fetching
-                    num = (end - fetching + from_at % b_line + b_line - 1) // b_line
-                    from_at -= from_at % b_line
-                run = min(now - fetched, left)
-                for _ in range(run):
-                    for e in range(0, num, B_RUN):
-                        fetch_lines(b, from_at + e * b_line, B_RUN)
-                    from_at += b_row
-                left -= run
-                fetched += run
+        a_pass = (due - fetched + turns - 1) // turns
+        for d in range(0, max(whole, 1), depth):
+            until = min(d + depth, whole)
+            for i in range(0, rows, 3):
+                dot_pass(
+                    i, d, until, x, rows, x_row, weight, at, weight_row, whole, carried, y, n, y_row, ahead, step
+                )  # fmt: skip
+                ahead += COLUMNS * (until - d) // passes
+                now = min(due, fetched + a_pass)
+                while fetched < now:
+                    while left == 0:
+                        g += 1
+                        if g == slots.size:
+                            g = 0
+                            fetching = end
+                            part, end = block_at(fetching, stop, offsets)
+                        left = ranks[slots[g], part]
+                        from_at = slots[g] * max_rank * b_row + fetching
+                        num = (end - fetching + from_at % b_line + b_line - 1) // b_line
+                        from_at -= from_at % b_line
+                    run = min(now - fetched, left)
+                    for _ in range(run):
+                        for e in range(0, num, B_RUN):
+                            fetch_lines(b, from_at + e * b_line, B_RUN)
+                        from_at += b_row
+                    left -= run
+                    fetched += run
         if whole < width or bias.size:
             finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
         if column < here:

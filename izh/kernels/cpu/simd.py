@@ -145,16 +145,22 @@ class VectorCode:
         width: ir.Value,
         out_rows: list[ir.Value],
         ahead: tuple[ir.Value, ir.Value, int] | None = None,
+        carried: tuple[ir.Value, ir.Value, ir.Value] | None = None,
     ) -> None:
         """Each of `out_rows` gets its row's products with the keys, a multiple of four, d ascending.
 
         With `ahead` (row, step, count) vector n of the width also fetches `count` cache lines from element n * step of
-        it.
+        it. With `carried` (row, is_first, is_last) this is a part of the width: the sums begin as that row holds them,
+        vector by vector, unless it is the first, and are left there unless it is the last.
         """
         builder, count, num_keys = self.builder, len(q_rows), len(k_rows)
         sums = self.registers(count * num_keys)
         for place in sums:
             builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
+        if carried is not None:
+            with builder.if_then(builder.not_(carried[1])):
+                for n, place in enumerate(sums):
+                    builder.store(self.load(carried[0], width.type(n * LANES)), place)
         with self.loop(width, LANES) as d:
             q_now = [self.load(row, d) for row in q_rows]
             if ahead is not None:
@@ -167,6 +173,18 @@ class VectorCode:
                 for i in range(count):
                     place = sums[i * num_keys + j]
                     builder.store(self.multiply_add(q_now[i], k_now, builder.load(place)), place)
+        if carried is None:
+            self._fold_into(out_rows, sums, width)
+            return
+        with builder.if_else(carried[2]) as (then, otherwise):
+            with then:
+                self._fold_into(out_rows, sums, width)
+            with otherwise:
+                for n, place in enumerate(sums):
+                    self.store(builder.load(place), carried[0], width.type(n * LANES))
+
+    def _fold_into(self, out_rows: list[ir.Value], sums: list[ir.Value], width: ir.Value) -> None:
+        builder, num_keys = self.builder, len(sums) // len(out_rows)
         for i, row in enumerate(out_rows):
             for j in range(0, num_keys, 4):
                 at = i * num_keys + j
@@ -185,6 +203,10 @@ def dot_tile_ahead(
     keys_at: Any,
     keys_stride: Any,
     width: Any,
+    is_first: Any,
+    is_last: Any,
+    carried: Any,
+    carried_at: Any,
     out: Any,
     out_at: Any,
     out_stride: Any,
@@ -197,20 +219,28 @@ def dot_tile_ahead(
     """out[out_at + i * out_stride + j] = sum over d < width of rows[i, d] * keys[j, d], for i < num_rows and
     j < num_keys, 4 or 8.
 
-    `width` is a multiple of LANES; three rows by four keys is what 16 vector registers hold, by eight what 32 do.
-    Meanwhile fetches `num_lines` cache lines of the keys from `ahead_at + n * ahead_step` on for each vector n of the
-    width. They may lie beyond the end. The three numbers are literals.
+    A width may be taken in parts, one after the other: all but the last leave their sums, num_rows x num_keys vectors,
+    in `carried` for the next, and the bits are those of the whole. `width` is a multiple of LANES; three rows by four
+    keys is what 16 vector registers hold, by eight what 32 do. Meanwhile fetches `num_lines` cache lines of the keys
+    from `ahead_at + n * ahead_step` on for each vector n of the width. They may lie beyond the end. The three numbers
+    are literals.
     """
     at = types.intp
-    signature = types.void(rows, at, at, keys, at, at, at, out, at, at, at, at, num_rows, num_keys, num_lines)
+    signature = types.void(
+        rows, at, at, keys, at, at, at, types.boolean, types.boolean, carried, at, out, at, at, at, at, num_rows,
+        num_keys, num_lines,
+    )  # fmt: skip
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        q, q_at, q_stride, k, k_at, k_stride, stop, o, o_at, o_stride, a_at, a_step, _, _, _ = args
+        q, q_at, q_stride, k, k_at, k_stride, stop, first, last, c, c_at, o, o_at, o_stride, a_at, a_step = args[:16]
         code = VectorCode(context, builder)
         q_rows = [code.row(rows, q, q_at, q_stride, i) for i in range(num_rows.literal_value)]
         k_rows = [code.row(keys, k, k_at, k_stride, j) for j in range(num_keys.literal_value)]
         o_rows = [code.row(out, o, o_at, o_stride, i) for i in range(len(q_rows))]
-        code.dot(q_rows, k_rows, stop, o_rows, (code.row(keys, k, a_at, k_stride, 0), a_step, num_lines.literal_value))
+        code.dot(
+            q_rows, k_rows, stop, o_rows, (code.row(keys, k, a_at, k_stride, 0), a_step, num_lines.literal_value),
+            (code.row(carried, c, c_at, c_at, 0), first, last),
+        )  # fmt: skip
         return context.get_dummy_value()
 
     return signature, codegen

@@ -6,7 +6,7 @@ import torch
 from lora_cases import MIXES, LoraCase, lora_case
 
 from izh.kernels.cpu import lora, simd
-from izh.kernels.cpu.linear import PANEL, linear
+from izh.kernels.cpu.linear import DEPTH, PANEL, linear
 from izh.kernels.cpu.lora_add import ROWS
 from izh.kernels.cpu.table import NUMBA, warm_up
 from izh.kernels.cpu.threads import choose_layer
@@ -125,7 +125,7 @@ def test_agrees_with_the_reference_at_the_demo_models_shapes() -> None:
 
 
 @pytest.mark.parametrize("mix", WITH_ROWS.values(), ids=WITH_ROWS.keys())
-@pytest.mark.parametrize("width", [1, 8, 65, 576])
+@pytest.mark.parametrize("width", [1, 8, 65, 576, 2 * DEPTH + 21])
 @pytest.mark.parametrize("offsets", [(0, 1, 8, 15), (0, 64, 64, 201), (0, 576, 768, 960)])
 def test_at_once_is_one_after_the_other(mix: list[int], width: int, offsets: tuple[int, ...]) -> None:
     case = lora_case(mix, width=width, offsets=offsets, ranks=MIXED_RANKS)

@@ -57,7 +57,7 @@ def test_rows_of_x_and_of_the_weight_may_be_views_of_wider_ones(rows: int) -> No
     assert_right(linear.linear(x, weight, None), x, weight, None)
 
 
-@pytest.mark.parametrize(("width", "outputs"), [(576, 960), (1536, 576), (77, 413)])
+@pytest.mark.parametrize(("width", "outputs"), [(576, 960), (1536, 576), (2 * linear.DEPTH + 21, 100), (77, 413)])
 def test_a_row_is_bit_for_bit_the_same_among_any_rows_the_kernel_takes(width: int, outputs: int) -> None:
     x, weight, bias = random(3 * PANEL, width), random(outputs, width), random(outputs)
     whole = linear.linear(x, weight, bias)
@@ -96,17 +96,25 @@ def test_nothing_is_written_outside_the_result() -> None:
 
 
 @kernel(cache=False)
-def _both_tiles(x: Any, keys: Any, width: int, plain: Any, ahead: Any) -> None:
-    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, plain, 0, 8, 0, 0, 3, 4, 0)
-    simd.dot_tile_ahead(x, 0, width, keys, 4 * width, width, width, plain, 4, 8, 0, 0, 3, 4, 0)
-    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, ahead, 0, 8, 8 * width, 32, 3, 8, 2)
+def _three_tiles(x: Any, keys: Any, width: int, half: int, carried: Any, plain: Any, ahead: Any, parts: Any) -> None:
+    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, True, True, carried, 0, plain, 0, 8, 0, 0, 3, 4, 0)
+    simd.dot_tile_ahead(x, 0, width, keys, 4 * width, width, width, True, True, carried, 0, plain, 4, 8, 0, 0, 3, 4, 0)
+    simd.dot_tile_ahead(x, 0, width, keys, 0, width, width, True, True, carried, 0, ahead, 0, 8, 8 * width, 32, 3, 8, 2)
+    simd.dot_tile_ahead(x, 0, width, keys, 0, width, half, True, False, carried, 0, parts, 0, 8, 0, 0, 3, 8, 0)
+    rest = width - half
+    simd.dot_tile_ahead(x, half, width, keys, half, width, rest, False, True, carried, 0, parts, 0, 8, 0, 0, 3, 8, 0)
 
 
-def test_fetching_ahead_changes_no_bit() -> None:
+def test_neither_fetching_ahead_nor_parts_change_a_bit() -> None:
     x, keys = random(3, 16 * LANES), random(8, 16 * LANES)
-    plain, ahead = torch.empty(24), torch.zeros(24)
-    _both_tiles(x.flatten().numpy(), keys.flatten().numpy(), 16 * LANES, plain.numpy(), ahead.numpy())
+    plain, ahead, parts = torch.empty(24), torch.zeros(24), torch.zeros(24)
+    carried = torch.full((24 * LANES,), float("nan"))
+    _three_tiles(
+        x.flatten().numpy(), keys.flatten().numpy(), 16 * LANES, 5 * LANES, carried.numpy(), plain.numpy(),
+        ahead.numpy(), parts.numpy(),
+    )  # fmt: skip
     assert torch.equal(plain, ahead)
+    assert torch.equal(plain, parts)
     assert_right(ahead.view(3, 8), x, keys, None)
 
 
