@@ -28,7 +28,7 @@ from numba import carray, prange
 from torch import Tensor
 
 from izh.kernels.cpu.check import check
-from izh.kernels.cpu.compile import float32_at, int32_at, kernel, share
+from izh.kernels.cpu.compile import float32_at, int32_at, int64_at, kernel, share
 from izh.kernels.cpu.cut import (
     FIRST_ROW,
     HEAD,
@@ -43,6 +43,7 @@ from izh.kernels.cpu.cut import (
     find_fault,
     rows_per_tile,
 )
+from izh.kernels.cpu.simd import LINE
 from izh.kernels.cpu.simd_attention import ROWS, aligned_room, copy, in_vectors
 from izh.kernels.cpu.tile import GROUP, attend_span, fill, merge
 
@@ -55,7 +56,7 @@ NO_WINDOW = 1 << 62
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-@kernel()
+@kernel(inline=True)
 def _attend_unit(
     unit: Any, position: int, window: int, block: int, step: int, span: int, width: int, ratio: int, num_heads: int,
     k_pages: Any, v_pages: Any, blocks: Any, queries: Any, room: Any, now: Any, so_far: Any, next_blocks: Any,
@@ -85,16 +86,38 @@ def _attend_unit(
 
 
 @kernel()
-def _room(num: int, width: int) -> tuple[Any, Any, Any]:
-    return np.empty(num, np.float32), np.empty(num, np.float32), aligned_room(num * width)
+def _sizes(ratio: int, width: int, step: int) -> tuple[int, int, int, int, int]:
+    """Floats of a thread's queries, scores, copies of a step's keys and of its values, and of a result's values."""
+    rows, columns, padded = rows_per_tile(ratio) * ratio, in_vectors(step), in_vectors(width)
+    return rows * width, GROUP * columns, width * columns, step * padded, (rows + ROWS) * padded
 
 
 @kernel()
+def _memory(ratio: int, width: int, step: int) -> Any:
+    """All that a thread works in. Its parts are borrowed by address: an array that has an owner is counted, in atomic
+    operations, each time it is handed on, and for a row of a hundred keys that took as long as the arithmetic."""
+    queries, scores, keys, step_values, values = _sizes(ratio, width, step)
+    entries = rows_per_tile(ratio) * ratio + ROWS
+    return aligned_room(queries + scores + keys + step_values + 2 * values + 9 * entries + 10 * LINE)
+
+
+@kernel()
+def _floats(at: int, count: int) -> tuple[Any, int]:
+    """An array at the address, and where the next one begins a cache line."""
+    return carray(float32_at(at), count), at + 4 * ((count + LINE - 1) // LINE * LINE)
+
+
+@kernel()
+def _partial_room(num: int, width: int) -> tuple[Any, Any, Any]:
+    return np.empty(num, np.float32), np.empty(num, np.float32), np.empty(num * width, np.float32)
+
+
+@kernel(inline=True)
 def _write(out: Any, at: int, total: Any, values: Any, values_at: int, width: int) -> None:
     copy(values, values_at, width, _ONE / total, out, at)
 
 
-@kernel()
+@kernel(inline=True)
 def _position(unit: Any, query_starts: Any, context_lens: Any) -> int:
     """Of the unit's first row."""
     s = unit[SEQUENCE]
@@ -103,21 +126,30 @@ def _position(unit: Any, query_starts: Any, context_lens: Any) -> int:
 
 @kernel()
 def _attend_units(
-    start: int, stop: int, units: Any, q: Any, q_row: int, q_head: int, k_pages: Any, v_pages: Any, query_starts: Any,
+    start: int, stop: int, table: Any, q: Any, q_row: int, q_head: int, k_pages: Any, v_pages: Any, query_starts: Any,
     context_lens: Any, block_table: Any, num_heads: int, ratio: int, width: int, block: int, step: int, span: int,
-    scale: float, window: int, partial: Any, out: Any,
+    scale: float, window: int, partial: Any, out: Any, memory: Any,
 ) -> None:  # fmt: skip
-    """One thread's share."""
-    most = rows_per_tile(ratio) * ratio
-    columns, padded = in_vectors(step), in_vectors(width)
-    queries = aligned_room(most * width)
-    step_values, entries = aligned_room(step * padded), most + ROWS
-    fill(step_values, 0, step * padded, _ZERO)  # what pads a value stays zero
-    room = (
-        aligned_room(GROUP * columns), aligned_room(width * columns), step_values, np.empty(entries, np.int64),
-        np.empty(entries, np.int64), np.empty(entries, np.float32),
-    )  # fmt: skip
-    now, so_far = _room(entries, padded), _room(entries, padded)
+    """One thread's share, with its `memory`."""
+    entries, padded = rows_per_tile(ratio) * ratio + ROWS, in_vectors(width)
+    queries_size, scores_size, keys_size, step_size, values_size = _sizes(ratio, width, step)
+    units = carray(int64_at(np.int64(table.ctypes.data)), table.shape)
+    at = np.int64(memory.ctypes.data)
+    queries, at = _floats(at, queries_size)
+    scores, at = _floats(at, scores_size)
+    keys, at = _floats(at, keys_size)
+    step_values, at = _floats(at, step_size)
+    values_now, at = _floats(at, values_size)
+    values_so_far, at = _floats(at, values_size)
+    maxima_now, at = _floats(at, entries)
+    maxima_so_far, at = _floats(at, entries)
+    totals_now, at = _floats(at, entries)
+    totals_so_far, at = _floats(at, entries)
+    factors, at = _floats(at, entries)
+    lows, highs = carray(int64_at(at), entries), carray(int64_at(at + 8 * entries), entries)
+    fill(step_values, 0, step_size, _ZERO)  # what pads a value stays zero
+    room = (scores, keys, step_values, lows, highs, factors)
+    now, so_far = (maxima_now, totals_now, values_now), (maxima_so_far, totals_so_far, values_so_far)
     factor = np.float32(scale) * _LOG2_E
     for u in range(start, stop):
         unit = units[u]
@@ -203,11 +235,11 @@ def paged_attention_kernel(
     if count_work(query_starts, context_lens) * num_heads * ratio * width < PARALLEL_WORK:
         threads = 1
     units, costs, num_partial = cut(query_starts, context_lens, num_heads, ratio, window, span, threads)
-    partial = _room(num_partial, width)
+    partial = _partial_room(num_partial, width)
     if threads == 1:
         _attend_units(
             np.int64(0), len(units), units, q, q_row, q_head, k_pages, v_pages, query_starts, context_lens, block_table,
-            num_heads, ratio, width, block, step, span, scale, window, partial, out,
+            num_heads, ratio, width, block, step, span, scale, window, partial, out, _memory(ratio, width, step),
         )  # fmt: skip
     else:
         for thread in prange(threads):
@@ -215,7 +247,7 @@ def paged_attention_kernel(
             stop = np.searchsorted(costs, share(costs[-1], thread + 1, threads))
             _attend_units(
                 start, stop, units, q, q_row, q_head, k_pages, v_pages, query_starts, context_lens, block_table,
-                num_heads, ratio, width, block, step, span, scale, window, partial, out,
+                num_heads, ratio, width, block, step, span, scale, window, partial, out, _memory(ratio, width, step),
             )  # fmt: skip
     if num_partial:
         _merge_partial(units, query_starts, num_heads, ratio, width, partial, out)

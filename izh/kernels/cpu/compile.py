@@ -51,11 +51,13 @@ CACHE_FOLDER = str(cache_folder())
 
 
 def kernel(
-    parallel: bool = False, fastmath: bool | set[str] = False, cache: bool = True
+    parallel: bool = False, fastmath: bool | set[str] = False, cache: bool = True, inline: bool = False
 ) -> Callable[[Callable[..., Any]], Any]:
     """Compile on first call or in `warm_up`, without the interpreter lock, and keep the machine code on disk.
 
     `fastmath` is given only where the order of a sum is either unimportant or fixed by there being one loop for it.
+    `inline` puts the code where it is called: a call hands over each array in seven words, some ten nanoseconds for a
+    few arrays, which is what a page of keys takes.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -64,7 +66,7 @@ def kernel(
         numba.config.CACHE_DIR = CACHE_FOLDER
         try:
             options = {"nogil": True, "error_model": "numpy", "parallel": parallel, "fastmath": fastmath}
-            return numba.njit(cache=cache, **options)(function)
+            return numba.njit(cache=cache, inline="always" if inline else "never", **options)(function)
         finally:
             numba.config.CACHE_DIR = before
 

@@ -90,7 +90,7 @@ def _attend_units(
             high = min(tile + num + window, length) - key0
             columns = in_vectors(high - low)
             add_product(
-                queries, 0, width, num, keys, low, count, width, scores, 0, columns, columns, factors, ANEW
+                queries, 0, width, num, keys, low, count, width, scores, 0, columns, columns, factors, ANEW, None, 0
             )  # fmt: skip
             maxima[:], totals[:] = _LOWEST, _ZERO
             for i in range(num):
@@ -100,7 +100,7 @@ def _attend_units(
                 softmax_tile(scores, i * columns, columns, 0, columns, i, lows, highs, maxima, totals, factors)
             add_product(
                 scores, 0, columns, num, values, low * padded, padded, high - low, results, 0, padded, padded, factors,
-                ANEW,
+                ANEW, None, 0,
             )  # fmt: skip
             for i in range(num):
                 at = ((begin + tile + i) * heads + head) * width

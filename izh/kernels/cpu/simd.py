@@ -38,6 +38,7 @@ LANES = lanes_of(FEATURES)
 HAS_HALF = widens_half(FEATURES)
 LINE_BYTES = 64  # of a cache line
 LINE = LINE_BYTES // 4  # floats of one
+ASKED = 4  # times for a cache line of a page: while too many are on their way the processor drops requests
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _BITS16 = ir.IntType(16)
@@ -288,19 +289,24 @@ def accumulate_tile(
     out_stride: Any,
     factors: Any,
     factors_at: Any,
+    later: Any,
+    later_at: Any,
     num_rows: Any,
     num_vectors: Any,
 ) -> Any:
     """out[i, :w] = factors[i] * out[i, :w] + sum over n < num_values of weights[i, n] * values[n, :w], n ascending;
-    w = num_vectors * LANES. Where `factors_at` is negative the sum alone, whatever was there before.
+    w = num_vectors * LANES. Where `factors_at` is negative the sum alone, whatever was there before. Unless `later` is
+    None, fetches meanwhile what lies in `later` from `later_at` on as the values do here, asking ASKED times.
 
     `num_rows` and `num_vectors` are literals; their product is what stays in registers: at most 12 of 16, 24 of 32.
     """
     at = types.intp
-    signature = types.void(weights, at, at, values, at, at, at, out, at, at, factors, at, num_rows, num_vectors)
+    signature = types.void(
+        weights, at, at, values, at, at, at, out, at, at, factors, at, later, at, num_rows, num_vectors
+    )
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        p, p_at, p_stride, v, v_at, v_stride, stop, o, o_at, o_stride, f, f_at, _, _ = args
+        p, p_at, p_stride, v, v_at, v_stride, stop, o, o_at, o_stride, f, f_at, following, following_at, _, _ = args
         code = VectorCode(context, builder)
         count, wide = num_rows.literal_value, num_vectors.literal_value
         p_rows = [code.row(weights, p, p_at, p_stride, i) for i in range(count)]
@@ -320,6 +326,14 @@ def accumulate_tile(
                         builder.store(builder.fmul(code.load(o_rows[i], lanes[c]), factor), sums[i * wide + c])
         with code.loop(stop, 1) as n:
             value = builder.gep(v_row, [builder.mul(n, v_stride)])
+            if not isinstance(later, types.NoneType):
+                ahead = code.row(later, following, following_at, stop, 0)
+                first = builder.mul(builder.and_(n, n.type(ASKED - 1)), n.type(ASKED))
+                first = builder.add(first, builder.and_(n, n.type(-ASKED * ASKED)))
+                for i in range(ASKED):
+                    row = builder.gep(ahead, [builder.mul(builder.add(first, n.type(i)), v_stride)])
+                    for at in range(0, wide * LANES, LINE):
+                        code.fetch(row, n.type(at))
             # The weights and one value at a time: of 16 registers 12 sums leave four.
             p_now = [code.spread(builder.load(builder.gep(row, [n]))) for row in p_rows]
             for c in range(wide):

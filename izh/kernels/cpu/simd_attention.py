@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from izh.kernels.cpu.compile import kernel
 from izh.kernels.cpu.exp2 import exp2_lanes
-from izh.kernels.cpu.simd import LANES, LINE, LINE_BYTES, VectorCode
+from izh.kernels.cpu.simd import ASKED, LANES, LINE, LINE_BYTES, VectorCode
 
 ROWS = 4  # that a softmax takes at once: while one waits for a sum across a vector, others go on
 _MASKED = -2e38  # a score far below every real one
@@ -39,7 +39,7 @@ def in_vectors(count: int) -> int:
     return (count + LANES - 1) // LANES * LANES
 
 
-@kernel()
+@kernel(inline=True)
 def copy(source: Any, at: int, count: int, factor: Any, to: Any, to_at: int) -> None:
     """Of `count` floats, times `factor`."""
     values, target = source[at : at + count], to[to_at : to_at + count]
@@ -83,29 +83,30 @@ def transpose_tile(
 @intrinsic(prefer_literal=True)
 def score_tile(
     typing_context: Any, queries: Any, queries_at: Any, keys: Any, keys_at: Any, width: Any, out: Any, out_at: Any,
-    out_stride: Any, later: Any, num_rows: Any,
+    out_stride: Any, later: Any, later_at: Any, num_rows: Any,
 ) -> Any:  # fmt: skip
     """out[i, j] = sum over d < width, ascending, of queries[i, d] * keys[j, d], i < num_rows (a literal) and j < LANES.
 
     `width` is a multiple of LANES and the distance of rows and of keys. The keys are turned over in registers: for few
-    rows that is less work than a copy, and leaves the cache to what comes. Fetches meanwhile what of `later` lies where
-    the keys lie.
+    rows that is less work than a copy, and leaves the cache to what comes. Fetches meanwhile what lies in `later` from
+    `later_at` on as the keys do here, asking ASKED times.
     """
     at = types.intp
-    signature = types.void(queries, at, keys, at, at, out, at, at, later, num_rows)
+    signature = types.void(queries, at, keys, at, at, out, at, at, later, at, num_rows)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        q, q_at, k, k_at, stop, o, o_at, o_stride, following, _ = args
+        q, q_at, k, k_at, stop, o, o_at, o_stride, following, following_at, _ = args
         code, count = VectorCode(context, builder), num_rows.literal_value
         q_rows = [code.row(queries, q, q_at, stop, i) for i in range(count)]
         k_rows = [code.row(keys, k, k_at, stop, j) for j in range(LANES)]
-        ahead = code.row(later, following, k_at, stop, 0)
+        ahead = code.row(later, following, following_at, stop, 0)
         sums = code.registers(count)
         for place in sums:
             builder.store(ir.Constant(place.type.pointee, [0.0] * LANES), place)
         with code.loop(stop, LANES) as d:
-            for line in range(0, LANES * LANES, LINE):
-                code.fetch(ahead, builder.add(builder.mul(d, d.type(LANES)), d.type(line)))
+            first = builder.mul(builder.and_(d, d.type(-ASKED * LANES)), d.type(LANES))
+            for line in range(0, ASKED * LANES * LANES, LINE):
+                code.fetch(ahead, builder.add(first, d.type(line)))
             for n, column in enumerate(_transposed(code, [code.load(row, d) for row in k_rows])):
                 for place, row in zip(sums, q_rows, strict=True):
                     weight = code.spread(code.load_one(row, builder.add(d, d.type(n))))

@@ -29,7 +29,7 @@ _NOTHING_SEEN = np.float32(-1e30)  # running maximum before any key was seen; be
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-@kernel()
+@kernel(inline=True)
 def fill(array: Any, at: int, count: int, value: Any) -> None:
     part = array[at : at + count]
     for i in range(part.size):
@@ -80,29 +80,29 @@ def merge(maximum: Any, total: Any, values: Any, more_maximum: Any, more_total: 
     return new, total * old_factor + more_total * more_factor
 
 
-@kernel()
+@kernel(inline=True)
 def _score_page(
     queries: Any, num: int, width: int, pages: Any, page_at: int, num_keys: int, scores: Any, at: int, columns: int,
-    later: Any,
+    later: Any, later_at: int,
 ) -> None:  # fmt: skip
-    """scores[i, at + j] = queries[i] . key j of the page, j < num_keys or more. Fetches the same page of `later`."""
+    """scores[i, at + j] = queries[i] . key j of the page, j < num_keys or more. Fetches the page of `later`."""
     for j in range(0, num_keys, LANES):
-        key_at, to = page_at + j * width, at + j
+        key_at, ahead, to = page_at + j * width, later_at + j * width, at + j
         i = 0
         while i < num:
             q, s = i * width, i * columns + to
             if num - i >= 6:
-                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, 6)
+                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, ahead, 6)
                 i += 6
             elif num - i >= 3:
-                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, 3)
+                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, ahead, 3)
                 i += 3
             else:
-                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, 1)
+                score_tile(queries, q, pages, key_at, width, scores, s, columns, later, ahead, 1)
                 i += 1
 
 
-@kernel()
+@kernel(inline=True)
 def _see(
     rows: int, ratio: int, position: int, window: int, begin: int, end: int, lows: Any, highs: Any
 ) -> None:  # fmt: skip
@@ -119,7 +119,7 @@ def _see(
         lows[spare], highs[spare] = low, high
 
 
-@kernel()
+@kernel(inline=True)
 def _weigh(
     at: int, num: int, low: int, high: int, columns: int, scores: Any, lows: Any, highs: Any, maxima: Any, totals: Any,
     factors: Any,
@@ -130,7 +130,7 @@ def _weigh(
         softmax_tile(scores, i * columns, columns, start, stop, at + i, lows, highs, maxima, totals, factors)
 
 
-@kernel()
+@kernel(inline=True)
 def attend_span(
     queries: Any, ratio: int, rows: int, width: int, position: int, window: int, first: int, stop: int, block: int,
     step: int, k_pages: Any, v_pages: Any, blocks: Any, head: int, num_heads: int, room: Any, maxima: Any, totals: Any,
@@ -140,13 +140,14 @@ def attend_span(
 
     `room`: scores [GROUP, columns], copies of keys and of values, and for each query vector the first key of a step
     that it sees, the one after the last, and the factor of what was summed before; of these ROWS more than vectors.
-    Memory is busy throughout: while a step's keys are read its values are fetched, and with its values the keys of the
-    step after it. After the last one come those of `next_blocks` and `next_head` from `next_key` on.
+    Memory is busy throughout: while a page of keys is read its values are fetched, and with its values the keys of the
+    page a step later. After the last one come those of `next_blocks` and `next_head` from `next_key` on.
     """
     scores, keys, step_values, lows, highs, factors = room
     num, page_floats = rows * ratio, block * width
     columns, padded = in_vectors(step), in_vectors(width)
     few = num <= GROUP and block % LANES == 0 and padded == width  # then copies would cost more than they save
+    last_page = (stop + block - 1) // block
     fill(maxima, 0, num, _NOTHING_SEEN)
     fill(totals, 0, num, _ZERO)
     fill(values, 0, num * padded, _ZERO)
@@ -158,35 +159,36 @@ def attend_span(
             page_at = (blocks[step_at // block + page] * num_heads + head) * page_floats
             key = page * block
             if few:
-                _score_page(queries, num, width, k_pages, page_at, min(block, end - key), scores, key, columns, v_pages)
+                _score_page(
+                    queries, num, width, k_pages, page_at, min(block, end - key), scores, key, columns, v_pages, page_at
+                )  # fmt: skip
             else:
                 _copy_keys(k_pages, page_at, block, width, min(block, end - key), keys, columns, key, v_pages)
         _see(rows, ratio, row, window, begin, end, lows, highs)
         low, high = lows[0], highs[num - 1]
         if few:
             _weigh(0, num, low, high, columns, scores, lows, highs, maxima, totals, factors)
-        later_blocks, later_head, later = blocks, head, (step_at + step) // block
-        if step_at + step >= stop:
-            later_blocks, later_head, later = next_blocks, next_head, next_key // block
         for page in range(page_start, page_stop):
             page_at = (blocks[step_at // block + page] * num_heads + head) * page_floats
-            key = page * block
-            if later < later_blocks.size:
-                later_at = (later_blocks[later] * num_heads + later_head) * page_floats
-                # In the order in which the lines will be read, or the first waits for all.
-                for d in range(0, width, LINE):
-                    for line in range(later_at + d, later_at + page_floats, width):
-                        fetch_lines(k_pages, line, 1)
-                later += 1
+            key, later_at, later = page * block, page_at, (step_at + step) // block + page
+            if later < last_page:
+                later_at = (blocks[later] * num_heads + head) * page_floats
+            elif later - last_page < next_blocks.size - next_key // block:
+                later_at = (next_blocks[next_key // block + later - last_page] * num_heads + next_head) * page_floats
             if few:
                 skip, seen = max(low - key, 0), min(high - key, block)
                 if seen > skip:
                     at, to = page_at + skip * width, key + skip
                     add_product(
-                        scores, to, columns, num, v_pages, at, width, seen - skip, values, 0, width, width, factors, 0
+                        scores, to, columns, num, v_pages, at, width, seen - skip, values, 0, width, width, factors, 0,
+                        k_pages, later_at,
                     )  # fmt: skip
                     fill(factors, 0, num, _ONE)  # for the pages that follow
             else:
+                # In the order in which the lines will be read, or the first waits for all.
+                for d in range(0, width, LINE):
+                    for line in range(later_at + d, later_at + page_floats, width):
+                        fetch_lines(k_pages, line, 1)
                 _copy_values(v_pages, page_at, width, padded, min(block, end - key), step_values, key)
         for at in range(0, 0 if few else num, GROUP):
             some = min(GROUP, num - at)
@@ -196,10 +198,10 @@ def attend_span(
             start, floats = low // LANES * LANES, in_vectors(high) - low // LANES * LANES
             add_product(
                 queries, at * width, width, some, keys, start, columns, width, scores, start, columns, floats, factors,
-                ANEW,
+                ANEW, None, 0,
             )  # fmt: skip
             _weigh(at, some, low, high, columns, scores, lows, highs, maxima, totals, factors)
             add_product(
                 scores, low, columns, some, step_values, low * padded, padded, high - low, values, at * padded, padded,
-                padded, factors, at,
+                padded, factors, at, None, 0,
             )  # fmt: skip

@@ -19,8 +19,8 @@ def _transpose(rows: Array, out: Array) -> None:
 
 @kernel(cache=False)
 def _scores_both_ways(queries: Array, keys: Array, turned: Array, width: int, tile: Array, product: Array) -> None:
-    score_tile(queries, 0, keys, 0, width, tile, 0, LANES, keys, 3)
-    add_product(queries, 0, width, 3, turned, 0, LANES, width, product, 0, LANES, LANES, product, ANEW)
+    score_tile(queries, 0, keys, 0, width, tile, 0, LANES, keys, 0, 3)
+    add_product(queries, 0, width, 3, turned, 0, LANES, width, product, 0, LANES, LANES, product, ANEW, None, 0)
 
 
 @kernel(cache=False)
@@ -35,7 +35,7 @@ def _softmax(
 def _product(
     a: Array, num: int, b: Array, inner: int, out: Array, columns: int, factors: Array, factors_at: int
 ) -> None:  # fmt: skip
-    add_product(a, 0, inner, num, b, 0, columns, inner, out, 0, columns, columns, factors, factors_at)
+    add_product(a, 0, inner, num, b, 0, columns, inner, out, 0, columns, columns, factors, factors_at, b, 0)
 
 
 def random(*shape: int) -> Array:
