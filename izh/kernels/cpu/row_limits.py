@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numba
 import torch
@@ -36,6 +37,7 @@ _FLOATS = 2**21  # of one weight
 _WEIGHTS = 4  # in turn, so that the last cache does not hold the next one
 _REPEATS = 3
 _APART_S = 15e-6  # that a projection takes longer where a step's layers are not one call: 2 ms for 120 of them
+_QUIET = 0.85  # of the processors' time: less while it measures, and something else is running
 _FILE = "row-limits.json"
 
 
@@ -49,23 +51,49 @@ class RowLimits:
     packed: int
 
 
+USUAL = RowLimits(plain=64, packed=64)
+
+
 def row_limits(width: int, folder: Path = Path(CACHE_FOLDER)) -> RowLimits:
     """The limits for layers of `width` inputs on this machine, with the threads that numba has now. They are measured
     once, in about a second, and kept in `folder`, which is that of the kernels: others than these are measured anew.
+    On a busy machine anything may come out, so then USUAL are taken, and the next start measures again.
     """
     file, threads = folder / _FILE, numba.get_num_threads()
     key = f"{get_host_cpu_name()}, {LANES} lanes, {threads} threads, torch {torch.__version__}, width {width}"
     known = _read(file)
     limits = known.get(key)
+    how = "as measured before"
     if limits is None:
-        limits = measure(width)
-        _write(file, {**_read(file), key: limits})
-    how = "measured now" if key not in known else "as measured before"
+        linear(torch.zeros(1, width), torch.zeros(1, width), None)  # compiled now, by one thread, and not while timed
+        begun = Clock.now()
+        limits, how = measure(width), "measured now"
+        if (had := processor_share(begun, threads)) < _QUIET:
+            limits, how = USUAL, f"not measured: it had {had:.0%} of its processors; the next start tries again"
+        else:
+            _write(file, {**_read(file), key: limits})
     log.info(
         "linear layers: izh's kernel up to %s rows, beside packed weights up to %s (%s; %s)",
         *("any number of" if limit == ANY_ROWS else limit for limit in astuple(limits)), how, file,
     )  # fmt: skip
     return limits
+
+
+class Clock(NamedTuple):
+    """Seconds: of the wall, and of the processors for all threads of this process."""
+
+    wall: float
+    processors: float
+
+    @classmethod
+    def now(cls) -> "Clock":
+        return cls(time.perf_counter(), time.process_time())
+
+
+def processor_share(begun: Clock, threads: int) -> float:
+    """Of the time that `threads` busy threads would have had since then, what the process got."""
+    wall, processors = Clock.now()
+    return (processors - begun.processors) / (wall - begun.wall) / threads
 
 
 def measure(width: int) -> RowLimits:

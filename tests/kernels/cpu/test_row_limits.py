@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from izh.kernels.cpu import row_limits as module
-from izh.kernels.cpu.row_limits import ANY_ROWS, RowLimits, best_limit, measure, row_limits
+from izh.kernels.cpu.row_limits import (
+    ANY_ROWS,
+    USUAL,
+    Clock,
+    RowLimits,
+    best_limit,
+    measure,
+    processor_share,
+    row_limits,
+)
 from izh.kernels.cpu.table import DETERMINISTIC, NUMBA, with_rows
 from izh.kernels.reference import REFERENCE
 from izh.kernels.select import select, tuned
@@ -18,6 +27,7 @@ def measured(monkeypatch):
     """What is measured is given; the widths it was asked for."""
     widths = []
     monkeypatch.setattr(module, "measure", lambda width: widths.append(width) or RowLimits(ANY_ROWS, 16 * len(widths)))
+    monkeypatch.setattr(module, "processor_share", lambda *_: 1.0)
     return widths
 
 
@@ -55,6 +65,21 @@ def test_it_is_measured_once_for_each_width_and_number_of_threads(tmp_path, meas
         numba.set_num_threads(threads)
     assert measured == [64, 576] + [64] * (threads > 1)
     assert row_limits(64, tmp_path) == RowLimits(ANY_ROWS, 16)
+
+
+def test_what_a_busy_machine_gives_is_neither_used_nor_kept(tmp_path, measured, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "izh.kernels")
+    with monkeypatch.context() as busy:
+        busy.setattr(module, "processor_share", lambda *_: 0.5)
+        assert row_limits(64, tmp_path) == row_limits(64, tmp_path) == USUAL
+    assert "it had 50% of its processors; the next start tries again" in caplog.messages[0]
+    assert measured == [64, 64]
+    assert row_limits(64, tmp_path) == row_limits(64, tmp_path) == RowLimits(ANY_ROWS, 48)
+
+
+def test_the_share_is_of_what_all_threads_would_have_had(monkeypatch):
+    monkeypatch.setattr(Clock, "now", classmethod(lambda cls: Clock(wall=12.0, processors=23.0)))
+    assert processor_share(Clock(wall=10.0, processors=20.0), threads=2) == 0.75
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"a": 3}', '{"a": [1]}', '{"a": ["x", 1]}'])
