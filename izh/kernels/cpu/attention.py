@@ -98,7 +98,7 @@ def _memory(ratio: int, width: int, step: int) -> Any:
     operations, each time it is handed on, and for a row of a hundred keys that took as long as the arithmetic."""
     queries, scores, keys, step_values, values = _sizes(ratio, width, step)
     entries = rows_per_tile(ratio) * ratio + ROWS
-    return aligned_room(queries + scores + keys + step_values + 2 * values + 9 * entries + 10 * LINE)
+    return aligned_room(queries + scores + keys + step_values + 2 * values + 9 * entries + 11 * LINE)
 
 
 @kernel()

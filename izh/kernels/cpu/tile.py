@@ -85,7 +85,7 @@ def _score_page(
     queries: Any, num: int, width: int, pages: Any, page_at: int, num_keys: int, scores: Any, at: int, columns: int,
     later: Any, later_at: int,
 ) -> None:  # fmt: skip
-    """scores[i, at + j] = queries[i] . key j of the page, j < num_keys or more. Fetches the page of `later`."""
+    """scores[i, at + j] = queries[i] . key j of the page, j < num_keys or more. Fetches `later` at `later_at`."""
     for j in range(0, num_keys, LANES):
         key_at, ahead, to = page_at + j * width, later_at + j * width, at + j
         i = 0
