@@ -40,8 +40,9 @@ PARALLEL_WORK = 65536  # rows x outputs x width below which one thread does all:
 
 COLUMNS = LANES // 2  # of a tile, whose sums stay in registers: 3 rows x 4 of the 16 of AVX2, x 8 of the 32 of AVX-512
 DEPTH = 6144 // COLUMNS  # of a part of a row: a tile's weights of it, 24 KiB, stay in the first cache
-# Cache lines per vector, of the next tile's weights in one pass or more.
-_ALL_LINES, _HALF_LINES = COLUMNS * LANES // LINE, COLUMNS * LANES // LINE // 2
+# Cache lines of the next tile's weights that are asked for at each vector: all that one pass has to. More passes so ask
+# again, as they must: while too many are on their way the processor drops requests.
+_LINES = COLUMNS * LANES // LINE
 
 
 @kernel()
@@ -54,36 +55,20 @@ def dot_pass(
     floats from `ahead` on for each vector."""
     to, x_at, c_at = out_at + i * out_row, i * x_row + d, i * COLUMNS * LANES
     first, last, at, width = d == 0, stop == whole, at + d, stop - d
-    if rows > 3:
-        if rows - i >= 3:
-            tile(
-                x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
-                3, COLUMNS, _HALF_LINES,
-            )  # fmt: skip
-        elif rows - i == 2:
-            tile(
-                x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
-                2, COLUMNS, _HALF_LINES,
-            )  # fmt: skip
-        else:
-            tile(
-                x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
-                1, COLUMNS, _HALF_LINES,
-            )  # fmt: skip
-    elif rows == 3:
+    if rows - i >= 3:
         tile(
-            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
-            3, COLUMNS, _ALL_LINES,
+            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step, 3,
+            COLUMNS, _LINES,
         )  # fmt: skip
-    elif rows == 2:
+    elif rows - i == 2:
         tile(
-            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
-            2, COLUMNS, _ALL_LINES,
+            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step, 2,
+            COLUMNS, _LINES,
         )  # fmt: skip
     else:
         tile(
-            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step,
-            1, COLUMNS, _ALL_LINES,
+            x, x_at, x_row, weight, at, stride, width, first, last, carried, c_at, out, to, out_row, ahead, step, 1,
+            COLUMNS, _LINES,
         )  # fmt: skip
 
 
