@@ -5,17 +5,19 @@ Must not know: models, sequences beyond their row ranges, the softmax itself (`t
 Invariant: every SPAN keys a new online softmax begins, and results merge in order whether one thread takes all spans of
 a tile or many share them. So the numbers of a row do not depend on threads, tiles or neighbours.
 
-Microseconds, medians of one to three runs, 9 heads / 3 KV heads x 64 on 2 cores of a Zen 5, scattered pages of six
-layers in turn; in brackets GFLOP/s, where the products alone, in the first-level cache, reach 255 a core:
-32 sequences x 160 keys, one row each     231 to 248
-32 sequences x 1024 keys, one row each    1844 to 1932
-1 sequence x 4096 keys, one row           166 to 175
-32 sequences x 192 keys, four rows each   407 to 463
-16 prompts of 128                         1209 to 1372 (222 to 252)
-32 prompts of 128                         2646 to 3330 (183 to 230)
-4 prompts of 512                          3541 to 3543 (342)
-2 prompts of 1024                         6655 to 7043 (343 to 363)
-1 prompt of 2048                          13418 (360)
+Microseconds, medians of 7, 9 heads / 3 KV heads x 64 on 2 cores of a Zen 5, scattered pages of six layers in turn, and
+240 MB of other memory read between; in brackets GFLOP/s, where the products alone, in the first-level cache, reach 255
+a core, or how much longer than a plain read of as many bytes:
+32 sequences x 160 keys, one row each     313 (1.6x)
+32 sequences x 1024 keys, one row each    1752 (1.5x)
+1 sequence x 4096 keys, one row           245 (1.6x)
+8 sequences x 4096 keys, one row each     1793 (1.4x)
+32 sequences x 192 keys, four rows each   348
+16 prompts of 128                         1345 (226)
+32 prompts of 128                         2748 (222)
+4 prompts of 512                          3704 (327)
+2 prompts of 1024                         6949 (348)
+1 prompt of 2048                          13656 (354)
 """
 
 import math
