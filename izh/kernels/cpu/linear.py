@@ -31,6 +31,7 @@ from torch import Tensor
 
 from izh.kernels.cpu.check import check
 from izh.kernels.cpu.compile import float32_at, kernel, share
+from izh.kernels.cpu.fetch import DONE, fetch_some
 from izh.kernels.cpu.simd import LANES, LINE
 from izh.kernels.cpu.simd import dot_tile_ahead as tile
 
@@ -72,27 +73,41 @@ def dot_pass(
         )  # fmt: skip
 
 
-@kernel()
-def depth_of(whole: int, passes: int) -> int:
-    """How wide the parts of `dot_pass` are: all equal but the last, and one alone where no second pass would find a
-    tile's weights in the first cache."""
-    if passes == 1:
-        return max(whole, 1)
-    parts = max((whole + DEPTH - 1) // DEPTH, 1)
-    return max((whole // LANES + parts - 1) // parts, 1) * LANES
+@kernel(inline=True)
+def _parts_of(whole: int, passes: int) -> int:
+    """In how many parts `dot_pass` takes a width: one where no second pass would find a tile's weights in the cache."""
+    return 1 if passes == 1 else max((whole + DEPTH - 1) // DEPTH, 1)
 
 
 @kernel()
-def carried_room(rows: int, whole: int, depth: int) -> Any:
+def carried_room(rows: int, width: int) -> Any:
     """The `carried` of `dot_pass`: the sums of all rows' tiles, vectors that are not yet added up."""
-    return np.empty((rows + 2) // 3 * 3 * COLUMNS * LANES if depth < whole else 0, np.float32)
+    passes = (rows + 2) // 3
+    return np.empty(passes * 3 * COLUMNS * LANES if _parts_of(width, passes) > 1 else 0, np.float32)
 
 
-@kernel()
-def fetch_step(passes: int) -> int:
-    """Floats between what a pass fetches for one vector and for the next: with none left out, all of the next tile's
-    weights are fetched in so many passes."""
-    return (COLUMNS * LANES + passes - 1) // passes
+@kernel(inline=True)
+def tile_outputs(
+    n: int, x: Any, rows: int, x_row: int, weight: Any, weight_row: int, width: int, bias: Any, carried: Any, out: Any,
+    out_row: int, pieces: Any, place: Any, due: int,
+) -> None:  # fmt: skip
+    """Columns n .. n + COLUMNS - 1 of the result. Each pass fetches its share of the weights of the next ones, and
+    unless `pieces` is None of what those still lack until `due` steps are done (see `fetch.py`)."""
+    whole, passes, at = width - width % LANES, (rows + 2) // 3, n * weight_row
+    parts = _parts_of(whole, passes)
+    depth = (whole // LANES + parts - 1) // parts * LANES
+    ahead, step = at + COLUMNS * weight_row, (COLUMNS * LANES + passes - 1) // passes
+    if pieces is not None:
+        each = (due - place[DONE] + passes * parts - 1) // (passes * parts)
+    for part in range(parts):
+        d, stop = part * depth, min((part + 1) * depth, whole)
+        for i in range(0, rows, 3):
+            dot_pass(i, d, stop, x, rows, x_row, weight, at, weight_row, whole, carried, out, n, out_row, ahead, step)
+            ahead += COLUMNS * (stop - d) // passes
+            if pieces is not None:
+                fetch_some(pieces, place, each, due)
+    if whole < width or bias.size:
+        finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, out, n, out_row, bias, out, out_row)
 
 
 @kernel()
@@ -115,25 +130,9 @@ def _outputs(
     outputs: int,
 ) -> None:  # fmt: skip
     """Columns [start, stop) of the result."""
-    whole = width - width % LANES
-    passes = (rows + 2) // 3
-    step, depth = fetch_step(passes), depth_of(whole, passes)
-    carried = carried_room(rows, whole, depth)
-    n = start
+    carried, n = carried_room(rows, width), start
     while n + COLUMNS <= stop:
-        at = n * weight_row
-        ahead = at + COLUMNS * weight_row
-        for d in range(0, max(whole, 1), depth):
-            until = min(d + depth, whole)
-            for i in range(0, rows, 3):
-                dot_pass(
-                    i, d, until, x, rows, x_row, weight, at, weight_row, whole, carried, out, n, outputs, ahead, step
-                )  # fmt: skip
-                ahead += COLUMNS * (until - d) // passes
-        if whole < width or bias.size:
-            finish(
-                n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, out, n, outputs, bias, out, outputs
-            )  # fmt: skip
+        tile_outputs(n, x, rows, x_row, weight, weight_row, width, bias, carried, out, outputs, None, None, 0)
         n += COLUMNS
     last_outputs(n, stop, x, rows, x_row, weight, weight_row, width, bias, out, outputs)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, prange
 
 from izh.kernels.cpu.compile import float32_at, int32_at, kernel, uint16_at
-from izh.kernels.cpu.lora_plan import FIELDS, block_at, cut_rows, fill_units, find_fault, row_cost
+from izh.kernels.cpu.lora_plan import FIELDS, UNIT, block_at, cut_rows, fill_units, find_fault, row_cost
 from izh.kernels.cpu.lora_rows import expand, shrink
 
 ROWS = 48  # of a block: a multiple of both tiles' rows
@@ -29,13 +29,13 @@ def _correct(
     parts = ranks.shape[1]
     low_row, outputs = parts * max_rank, offsets[parts]
     low = np.empty(ROWS * low_row, np.float32)
-    units = np.empty((parts * ((max_rank + 3) // 4), FIELDS), np.int64)
+    units = np.empty((parts * ((max_rank + UNIT - 1) // UNIT), FIELDS), np.int64)
     g = 0
     while k < until:
         while starts[g + 1] <= k:
             g += 1
         end = min(k + ROWS, min(starts[g + 1], until))
-        num_units, _cost = fill_units(units, np.int64(0), np.int64(0), k, end, slots[g], ranks, width, max_rank, 1)
+        num_units, _cost = fill_units(units, np.int64(0), np.int64(0), k, end, slots[g], ranks, width, max_rank)
         shrink(np.int64(0), num_units, units, x, x_row, order, a, width, low, low_row, k)
         column = 0
         while column < outputs:

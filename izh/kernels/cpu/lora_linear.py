@@ -9,7 +9,7 @@ threads; without an adapter they are those of `linear.py`.
 
 A thread owns the columns cuts[t] .. cuts[t + 1] of y, and no other touches them:
 
-    first phase     | base, `early` columns |                         units of four ranks, an equal share of their cost
+    first phase     | base, `early` columns |                         units of a few ranks, an equal share of their cost
     second phase                            | base, the others    |   pieces of BLOCK columns, once their base is there
 
 Each goes on to the second phase by itself, and waits for the others' first only when it needs what that gives. Where
@@ -22,21 +22,12 @@ import numpy as np
 from numba import carray, prange
 
 from izh.kernels.cpu.compile import count_of, count_up, float32_at, int32_at, kernel, uint16_at
-from izh.kernels.cpu.linear import (
-    COLUMNS,
-    PARALLEL_WORK,
-    carried_room,
-    depth_of,
-    dot_pass,
-    fetch_step,
-    finish,
-    last_outputs,
-)
+from izh.kernels.cpu.fetch import BEFORE, PIECE, STEP_BYTES, USE, add_piece, start_table, start_walk
+from izh.kernels.cpu.linear import COLUMNS, PARALLEL_WORK, carried_room, last_outputs, tile_outputs
 from izh.kernels.cpu.lora_plan import (
     AT,
+    BLOCK,
     RANKS,
-    RUN,
-    RUNS,
     block_at,
     costs_of,
     cut_columns,
@@ -45,10 +36,40 @@ from izh.kernels.cpu.lora_plan import (
     units_of,
 )
 from izh.kernels.cpu.lora_rows import expand, shrink
-from izh.kernels.cpu.simd import LANES, LINE_BYTES, fetch_lines
+from izh.kernels.cpu.simd import LINE_BYTES
 
 PATIENCE = 1 << 16  # looks at whether the others have arrived: some 50 microseconds
-B_RUN = 4  # cache lines of a rank of B that are asked for at once: all of a piece in float16
+
+
+@kernel()
+def _pieces_of_a(units: Any, u: int, last: int, width: int, a: Any) -> Any:
+    """What units [u, last) need, each at its index from u on."""
+    pieces, p = start_table(last - u), 0
+    for v in range(u, last):
+        steps = (units[v, RANKS] * width * a.itemsize + STEP_BYTES - 1) // STEP_BYTES
+        p = add_piece(pieces, p, a.ctypes.data + units[v, AT] * a.itemsize, STEP_BYTES, steps, v)
+    pieces[p, USE] = last
+    return pieces
+
+
+@kernel()
+def _pieces_of_b(start: int, stop: int, slots: Any, ranks: Any, offsets: Any, b: Any, b_row: int, max_rank: int) -> Any:
+    """What columns [start, stop) need, each with the beginning of the columns that are corrected at once."""
+    blocks, column = 0, start
+    while column < stop:
+        _part, column = block_at(column, stop, offsets)
+        blocks += 1
+    pieces, p, column = start_table(blocks * slots.size * (BLOCK * b.itemsize // STEP_BYTES + 1)), 0, start
+    while column < stop:
+        part, end = block_at(column, stop, offsets)
+        for g in range(slots.size):
+            row = slots[g] * max_rank * b_row
+            line = (row + column) * b.itemsize // LINE_BYTES * LINE_BYTES
+            for at in range(line, (row + end) * b.itemsize, STEP_BYTES):
+                p = add_piece(pieces, p, b.ctypes.data + at, b_row * b.itemsize, ranks[slots[g], part], column)
+        column = end
+    pieces[p, USE] = stop
+    return pieces[: p + 1]
 
 
 @kernel()
@@ -57,37 +78,11 @@ def _first_phase(
     width: int, bias: Any, y: Any, y_row: int, order: Any, a: Any, low: Any, low_row: int,
 ) -> None:  # fmt: skip
     """Base columns [start, stop), and units [u, last), whose A is fetched while the columns before are computed."""
-    whole, a_run = width - width % LANES, RUN * LINE_BYTES // a.itemsize
-    passes = (rows + 2) // 3
-    step, depth = fetch_step(passes), depth_of(whole, passes)
-    carried = carried_room(rows, whole, depth)
-    turns = passes * max((whole + depth - 1) // depth, 1)
-    runs = fetched = run = 0  # `run` is the next one of unit `fetching`
-    for v in range(u, last):
-        runs += units[v, RUNS]
-    fetching = u
+    pieces, place = _pieces_of_a(units, u, last, width, a), start_walk()
+    carried = carried_room(rows, width)
     for n in range(start, stop, COLUMNS):
-        at = n * weight_row
-        ahead, here = at + COLUMNS * weight_row, fetching
-        due = runs * (n + COLUMNS - start) // (stop - start)
-        a_pass = (due - fetched + turns - 1) // turns
-        for d in range(0, max(whole, 1), depth):
-            until = min(d + depth, whole)
-            for i in range(0, rows, 3):
-                dot_pass(
-                    i, d, until, x, rows, x_row, weight, at, weight_row, whole, carried, y, n, y_row, ahead, step
-                )  # fmt: skip
-                ahead += COLUMNS * (until - d) // passes
-                now = min(due, fetched + a_pass)
-                while fetched < now:
-                    fetch_lines(a, units[fetching, AT] + run * a_run, RUN)
-                    fetched += 1
-                    run += 1
-                    if run == units[fetching, RUNS]:
-                        run = 0
-                        fetching += 1
-        if whole < width or bias.size:
-            finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
+        here, due = pieces[place[PIECE], USE], pieces[-1, BEFORE] * (n + COLUMNS - start) // (stop - start)
+        tile_outputs(n, x, rows, x_row, weight, weight_row, width, bias, carried, y, y_row, pieces, place, due)
         if u < here:
             shrink(u, here, units, x, x_row, order, a, width, low, low_row, np.int64(0))
             u = here
@@ -102,55 +97,12 @@ def _second_phase(
 ) -> int:  # fmt: skip
     """Base columns [done, stop), and the corrections of [start, stop), whose B is fetched meanwhile. -1; or, if not all
     first phases have ended when `low` is needed, nothing is corrected, and this is how far the base is done."""
-    has_low = False
-    whole, b_line = width - width % LANES, LINE_BYTES // b.itemsize
-    passes = (rows + 2) // 3
-    step, depth = fetch_step(passes), depth_of(whole, passes)
-    carried = carried_room(rows, whole, depth)
-    turns = passes * max((whole + depth - 1) // depth, 1)
-    lines = fetched = 0  # a line here is one rank of an adapter in one piece of columns
-    column = start
-    while column < stop:
-        part, end = block_at(column, stop, offsets)
-        for g in range(slots.size):
-            lines += ranks[slots[g], part]
-        column = end
-    column = fetching = start
-    part, end = block_at(start, stop, offsets)
-    g, left, from_at, num = -1, 0, 0, 0  # whose ranks are fetched, from where
+    pieces = _pieces_of_b(start, stop, slots, ranks, offsets, b, b_row, max_rank)
+    place, carried = start_walk(), carried_room(rows, width)
+    has_low, column = False, start
     for n in range(done, stop - COLUMNS + 1, COLUMNS):
-        at = n * weight_row
-        ahead, here = at + COLUMNS * weight_row, fetching
-        due = lines * (n + COLUMNS - done) // (stop - done)
-        a_pass = (due - fetched + turns - 1) // turns
-        for d in range(0, max(whole, 1), depth):
-            until = min(d + depth, whole)
-            for i in range(0, rows, 3):
-                dot_pass(
-                    i, d, until, x, rows, x_row, weight, at, weight_row, whole, carried, y, n, y_row, ahead, step
-                )  # fmt: skip
-                ahead += COLUMNS * (until - d) // passes
-                now = min(due, fetched + a_pass)
-                while fetched < now:
-                    while left == 0:
-                        g += 1
-                        if g == slots.size:
-                            g = 0
-                            fetching = end
-                            part, end = block_at(fetching, stop, offsets)
-                        left = ranks[slots[g], part]
-                        from_at = slots[g] * max_rank * b_row + fetching
-                        num = (end - fetching + from_at % b_line + b_line - 1) // b_line
-                        from_at -= from_at % b_line
-                    run = min(now - fetched, left)
-                    for _ in range(run):
-                        for e in range(0, num, B_RUN):
-                            fetch_lines(b, from_at + e * b_line, B_RUN)
-                        from_at += b_row
-                    left -= run
-                    fetched += run
-        if whole < width or bias.size:
-            finish(n, COLUMNS, x, rows, x_row, weight, at, weight_row, whole, width, y, n, y_row, bias, y, y_row)
+        here, due = pieces[place[PIECE], USE], pieces[-1, BEFORE] * (n + COLUMNS - done) // (stop - done)
+        tile_outputs(n, x, rows, x_row, weight, weight_row, width, bias, carried, y, y_row, pieces, place, due)
         if column < here:
             if not (has_low or _wait(arrived, threads)):
                 return n + COLUMNS
@@ -258,7 +210,7 @@ def linear_lora_rows(
     fault = find_fault(order, starts, slots, ranks, rows, num_slots, max_rank)
     if fault >= 0:
         return fault
-    units = units_of(starts, slots, ranks, width, max_rank, LINE_BYTES // (2 if is_half else 4))
+    units = units_of(starts, slots, ranks, width, max_rank)
     costs = costs_of(starts, slots, ranks)
     num_units = units.shape[0] - 1
     shrinks = expands = 0  # what there is to fetch

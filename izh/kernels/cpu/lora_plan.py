@@ -14,13 +14,12 @@ import numpy as np
 from izh.kernels.cpu.compile import kernel, share
 from izh.kernels.cpu.simd import LANES
 
-RUN = 8  # cache lines of A that are asked for at once: each way round a loop costs as much as asking for a few
-BLOCK = 128  # columns per piece of the second phase
+UNIT = 8  # ranks of a unit of the first phase, at most
+BLOCK = 128  # columns of a piece of the second phase, at most
 STREAMING = 3  # what it costs to read a weight, in units of using it for one row
 # The columns of a table of units: the unit's rows order[FIRST : STOP], all of one adapter, where its A begins that is
-# read, how many ranks of it count, where low gets them, how many runs of RUN lines that is, and the cost of all
-# units before.
-FIRST, STOP, AT, RANKS, LOW, RUNS, COST, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
+# read, how many ranks of it, where low gets them, and the cost of all units before.
+FIRST, STOP, AT, RANKS, LOW, COST, FIELDS = 0, 1, 2, 3, 4, 5, 6
 
 
 @kernel()
@@ -41,36 +40,34 @@ def find_fault(order: Any, starts: Any, slots: Any, ranks: Any, num_rows: int, n
 
 @kernel()
 def fill_units(
-    units: Any, u: int, cost: int, first: int, stop: int, slot: int, ranks: Any, width: int, max_rank: int, line: int
+    units: Any, u: int, cost: int, first: int, stop: int, slot: int, ranks: Any, width: int, max_rank: int
 ) -> tuple[int, int]:
     """Puts the units of rows order[first : stop], all of this slot, into the table from u on, where the cost is `cost`;
-    what u and the cost are then. `line` is how many weights a cache line holds."""
+    what u and the cost are then."""
     parts = ranks.shape[1]
     for p in range(parts):
         rank = ranks[slot, p]
-        for q in range(0, rank, 4):
+        for q in range(0, rank, UNIT):
+            num = min(UNIT, rank - q)
             units[u, FIRST], units[u, STOP] = first, stop
-            units[u, AT] = ((slot * parts + p) * max_rank + q) * width
-            units[u, RANKS] = min(4, rank - q)
-            units[u, LOW] = p * max_rank + q
-            units[u, RUNS] = (min(4, rank - q) * width + RUN * line - 1) // (RUN * line)
-            units[u, COST] = cost
-            cost += 4 * width * (stop - first + STREAMING)
+            units[u, AT], units[u, RANKS] = ((slot * parts + p) * max_rank + q) * width, num
+            units[u, LOW], units[u, COST] = p * max_rank + q, cost
+            cost += num * width * (stop - first + STREAMING)
             u += 1
     return u, cost
 
 
 @kernel()
-def units_of(starts: Any, slots: Any, ranks: Any, width: int, max_rank: int, line: int) -> Any:
+def units_of(starts: Any, slots: Any, ranks: Any, width: int, max_rank: int) -> Any:
     """The table of units of all groups; its last row is the end, with the whole cost."""
     num = 0
     for g in range(slots.size):
         for p in range(ranks.shape[1]):
-            num += (ranks[slots[g], p] + 3) // 4
+            num += (ranks[slots[g], p] + UNIT - 1) // UNIT
     units = np.empty((num + 1, FIELDS), np.int64)
     u = cost = 0
     for g in range(slots.size):
-        u, cost = fill_units(units, u, cost, starts[g], starts[g + 1], slots[g], ranks, width, max_rank, line)
+        u, cost = fill_units(units, u, cost, starts[g], starts[g + 1], slots[g], ranks, width, max_rank)
     units[u, COST] = cost
     return units
 

@@ -25,39 +25,48 @@ def shrink(
     low_first: int,
 ) -> None:  # fmt: skip
     """low of the ranks of units [u, last), for their rows; low begins with that of row `low_first`."""
-    whole = width - width % LANES
     while u < last:
-        k, stop, at, num, to = units[u, FIRST], units[u, STOP], units[u, AT], units[u, RANKS], units[u, LOW]
+        first, stop, at, num, to = units[u, FIRST], units[u, STOP], units[u, AT], units[u, RANKS], units[u, LOW]
+        to += (first - low_first) * low_row
         u += 1
-        to += (k - low_first) * low_row
-        if num < 4:
-            _shrink_singly(k, stop, num, x, x_row, order, a, at, width, low, to, low_row)
-            continue
-        # A row alone takes two units at once when they adjoin: four sums are too few to keep the multipliers busy.
-        is_next = u < last and units[u, FIRST] == k and units[u, AT] == at + 4 * width
-        if stop - k == 1 and is_next and units[u, RANKS] == 4:
-            num = 8
-            u += 1
-        while k < stop:
-            first = order[k] * x_row
-            left = stop - k
-            count = 1 if left == 1 else 2 if left == 2 or left == 4 else 3
-            if count == 3:
-                ats = (first, order[k + 1] * x_row, order[k + 2] * x_row)
-                shrink_tile(x, ats, a, at, width, whole, low, to, low_row, 4)
-            elif count == 2:
-                shrink_tile(x, (first, order[k + 1] * x_row), a, at, width, whole, low, to, low_row, 4)
-            elif num == 8:
-                shrink_tile(x, (first,), a, at, width, whole, low, to, low_row, 8)
+        while num > 0:
+            # A row alone takes eight ranks at once: four sums are too few to keep the multipliers busy.
+            some = 8 if num == 8 and stop - first == 1 else min(num, 4)
+            if some < 4:
+                _shrink_singly(first, stop, some, x, x_row, order, a, at, width, low, to, low_row)
             else:
-                shrink_tile(x, (first,), a, at, width, whole, low, to, low_row, 4)
-            if whole < width:
-                for i in range(count):
-                    for j in range(num):
-                        for d in range(whole, width):
-                            low[to + i * low_row + j] += x[order[k + i] * x_row + d] * value_at(a, at + j * width + d)
-            k += count
-            to += count * low_row
+                _shrink_together(first, stop, some, x, x_row, order, a, at, width, low, to, low_row)
+            num -= some
+            at += some * width
+            to += some
+
+
+@kernel(inline=True)
+def _shrink_together(
+    k: int, stop: int, num: int, x: Any, x_row: int, order: Any, a: Any, at: int, width: int, low: Any, to: int,
+    low_row: int,
+) -> None:  # fmt: skip
+    """low of four ranks, or, of one row, of eight."""
+    whole = width - width % LANES
+    while k < stop:
+        first = order[k] * x_row
+        left = stop - k
+        count = 1 if left == 1 else 2 if left == 2 or left == 4 else 3
+        if count == 3:
+            ats = (first, order[k + 1] * x_row, order[k + 2] * x_row)
+            shrink_tile(x, ats, a, at, width, whole, low, to, low_row, 4)
+        elif count == 2:
+            shrink_tile(x, (first, order[k + 1] * x_row), a, at, width, whole, low, to, low_row, 4)
+        elif num == 8:
+            shrink_tile(x, (first,), a, at, width, whole, low, to, low_row, 8)
+        else:
+            shrink_tile(x, (first,), a, at, width, whole, low, to, low_row, 4)
+        for i in range(count):
+            for j in range(num):
+                for d in range(whole, width):
+                    low[to + i * low_row + j] += x[order[k + i] * x_row + d] * value_at(a, at + j * width + d)
+        k += count
+        to += count * low_row
 
 
 @kernel()

@@ -262,6 +262,20 @@ def fetch_lines(typing_context: Any, array: Any, at: Any, num_lines: Any) -> Any
     return signature, codegen
 
 
+@intrinsic(prefer_literal=True)
+def fetch_at(typing_context: Any, address: Any, num_lines: Any) -> Any:
+    """`fetch_lines` by address."""
+    signature = types.void(types.intp, num_lines)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        code, row = VectorCode(context, builder), builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        for n in range(num_lines.literal_value):
+            code.fetch(row, args[0].type(n * LINE_BYTES))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 @intrinsic
 def value_at(typing_context: Any, array: Any, at: Any) -> Any:
     """array[at] as float32, where 16-bit integers hold the bits of float16."""
