@@ -1,6 +1,6 @@
 """How the work of one corrected projection is cut into pieces and shares.
 
-Owns: the check of a step's groups, the units of the first phase (four ranks of one adapter), the columns or rows that
+Owns: the check of a step's groups, the units of the first phase (some ranks of one adapter), the columns or rows that
 each thread takes.
 Must not know: arithmetic, tensors. Rows lie grouped by slot as in `AdapterRows`.
 Invariant: columns are cut only a multiple of LANES after the beginning of a part, so a column's code path does not

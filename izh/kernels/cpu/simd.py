@@ -1,7 +1,7 @@
 """Register tiles of float32 written as LLVM vector code, for the loops whose speed is the model's speed.
 
-Owns: `VectorCode`, `dot_tile_ahead` (many rows against many keys, fetching what comes next), `fetch_lines` and
-`accumulate_tile` (weighted sum of rows).
+Owns: `VectorCode`, `dot_tile_ahead` (many rows against many keys, fetching what comes next), `fetch_lines`, `fetch_at`,
+`value_at` and `accumulate_tile` (weighted sum of rows).
 Must not know: attention, paging.
 Invariant: the order of arithmetic of one result depends only on the width of a row, never on how many rows or keys
 share the tile. That makes a sequence's numbers independent of its neighbours; a plain loop leaves it to the optimizer.
